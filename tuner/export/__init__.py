@@ -1,0 +1,1 @@
+"""Tuned libraries: packaging, the C runtime, and loading them from Python."""

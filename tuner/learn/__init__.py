@@ -1,0 +1,1 @@
+"""Search: cost models, samplers and strategies."""

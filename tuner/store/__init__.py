@@ -1,0 +1,1 @@
+"""Results: runs, trials and winners in SQL."""

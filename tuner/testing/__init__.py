@@ -1,0 +1,1 @@
+"""Contract test-suites that every device and every store passes."""
