@@ -38,7 +38,7 @@ class DType(StrEnum):
     @property
     def epsilon(self) -> float:
         """Unit roundoff u: the largest relative error of rounding to nearest; 0 for integers."""
-        return 0.0 if self.is_integer else float(ml_dtypes.finfo(self.numpy).eps) / 2
+        return _UNIT_ROUNDOFF.get(self, 0.0)
 
 
 _NUMPY: dict[DType, np.dtype[Any]] = {
@@ -50,4 +50,14 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.I32: np.dtype(np.int32),
     DType.FP8_E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
     DType.FP8_E5M2: np.dtype(ml_dtypes.float8_e5m2),
+}
+
+# 2**-(precision bits), with the implicit leading bit counted.
+_UNIT_ROUNDOFF: dict[DType, float] = {
+    DType.F64: 2.0**-53,
+    DType.F32: 2.0**-24,
+    DType.F16: 2.0**-11,
+    DType.BF16: 2.0**-8,
+    DType.FP8_E4M3: 2.0**-4,
+    DType.FP8_E5M2: 2.0**-3,
 }

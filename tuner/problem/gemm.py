@@ -183,9 +183,7 @@ class GemmProblem:
         type = ProblemType(
             trans_a=Transpose(kind.pop("trans_a")),
             trans_b=Transpose(kind.pop("trans_b")),
-            epilogue=Epilogue(
-                bias=None if bias is None else DType(bias), activation=activation, **epilogue
-            ),
+            epilogue=Epilogue(bias=None if bias is None else DType(bias), activation=activation, **epilogue),
             **{name: DType(value) for name, value in kind.items()},
         )
         return cls(**{**data, "type": type})
