@@ -1,0 +1,182 @@
+"""The valid space of a template for a problem on a target, as columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.errors import TemplateError
+from tuner.generate.template import Constraint, Template
+from tuner.generate.types import Candidate, ParamValue, Target
+from tuner.problem import GemmProblem
+
+_MAX_ROWS = 20_000_000
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """How many raw combinations a rule removed; each combination counts for the first it breaks."""
+
+    kind: Literal["legal", "prune"]
+    rule: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """All valid candidates of one template for one problem on one target.
+
+    `codes` has shape (candidates, parameters): the index of each value in its parameter's list.
+    Row i is candidate i; rows are in lexicographic order.
+    """
+
+    template: Template
+    problem: GemmProblem
+    target: Target
+    codes: NDArray[np.int16]
+    raw_size: int
+    rejections: tuple[Rejection, ...]
+    _columns: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def enumerate(cls, template: Template, problem: GemmProblem, target: Target) -> Space:
+        """Enumerate the space, one parameter at a time.
+
+        Each rule is applied as soon as all it mentions is known, so that what it forbids is never
+        expanded further.
+
+        Raises:
+            TemplateError: the template cannot serve the problem, or a rule cannot be evaluated.
+        """
+        if reason := template.unsupported(problem.type, target):
+            raise TemplateError(f"{template.name} cannot serve {problem.type.name}: {reason}")
+        columns: dict[str, Any] = {**target.scope(), **problem.scope()}
+        codes = np.zeros((1, 0), np.int16)
+        derived = list(template.derived)
+        pending = list(template.constraints)
+        removed: dict[int, int] = {}
+        raw_size = math.prod(len(p.values) for p in template.parameters)
+        remaining = raw_size
+        names: list[str] = []  # the entries of `columns` that are arrays of one value per row
+
+        def settle() -> None:
+            """Compute each derived value and apply each rule that has become possible."""
+            nonlocal codes
+            for name, expression in list(derived):
+                if expression.names <= columns.keys():
+                    columns[name] = np.broadcast_to(expression(columns), (len(codes),))
+                    names.append(name)
+                    derived.remove((name, expression))
+            for constraint in [c for c in pending if c.rule.names <= columns.keys()]:
+                keep = np.broadcast_to(np.asarray(constraint.rule(columns), np.bool_), (len(codes),))
+                pending.remove(constraint)
+                lost = int(len(keep) - np.count_nonzero(keep)) * remaining
+                removed[template.constraints.index(constraint)] = lost
+                if lost:
+                    codes = codes[keep]
+                    for name in names:
+                        columns[name] = columns[name][keep]
+
+        settle()
+        for parameter in template.parameters:
+            values = np.asarray(parameter.values)
+            remaining //= len(values)
+            rows = len(codes)
+            if rows * len(values) > _MAX_ROWS:
+                raise TemplateError(
+                    f"{template.name}: {rows * len(values):,} combinations after {parameter.name} are "
+                    f"more than {_MAX_ROWS:,}; add constraints or move it behind them"
+                )
+            code = np.tile(np.arange(len(values), dtype=np.int16), rows)
+            for name in names:
+                columns[name] = np.repeat(columns[name], len(values))
+            codes = np.column_stack([np.repeat(codes, len(values), axis=0), code])
+            columns[parameter.name] = values[code]
+            names.append(parameter.name)
+            settle()
+        for _, expression in derived:
+            expression(columns)  # what is still missing is an unknown name; this says which
+        for constraint in pending:
+            constraint.rule(columns)
+        return cls(
+            template=template,
+            problem=problem,
+            target=target,
+            codes=codes,
+            raw_size=raw_size,
+            rejections=tuple(
+                _rejection(c, removed[i]) for i, c in enumerate(template.constraints) if removed[i]
+            ),
+            _columns=columns,
+        )
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def params(self, row: int) -> dict[str, ParamValue]:
+        """Return the parameter values of candidate `row`."""
+        pairs = zip(self.template.parameters, self.codes[row], strict=True)
+        return {p.name: p.values[int(code)] for p, code in pairs}
+
+    def candidate(self, row: int) -> Candidate:
+        return self.template.candidate(self.params(row))
+
+    def row(self, params: Mapping[str, ParamValue]) -> int | None:
+        """Return the row of the candidate with these values, or None if it is not in the space."""
+        try:
+            wanted = [p.values.index(params[p.name]) for p in self.template.parameters]
+        except (KeyError, ValueError):
+            return None
+        return self._rows.get(np.asarray(wanted, np.int16).tobytes())
+
+    @cached_property
+    def default_row(self) -> int:
+        """The row of the template's default: the first of its `defaults` that is valid here.
+
+        Raises:
+            TemplateError: none of them is.
+        """
+        for params in self.template.defaults:
+            if (row := self.row(params)) is not None:
+                return row
+        raise TemplateError(f"{self.template.name}: none of its defaults is valid on {self.target.arch}")
+
+    @cached_property
+    def features(self) -> dict[str, NDArray[np.float64]]:
+        """Numbers for a cost model, each of shape (candidates,): parameters, derived, features."""
+        wanted = [p.name for p in self.template.parameters] + [name for name, _ in self.template.derived]
+        scope = dict(self._columns)
+        for name, expression in self.template.features:
+            scope[name] = np.broadcast_to(expression(scope), (len(self),))
+            wanted.append(name)
+        features = {}
+        for index, name in enumerate(wanted):
+            column = scope[name]
+            if column.dtype.kind in "US":
+                if index >= len(self.template.parameters):
+                    continue
+                column = self.codes[:, index]
+            features[name] = np.asarray(column, np.float64)
+        return features
+
+    @cached_property
+    def estimate_ns(self) -> NDArray[np.float64]:
+        """The template's analytic time estimate in nanoseconds, shape (candidates,)."""
+        estimate = self.template.estimate_ns({**self._columns, **self.features})
+        return np.broadcast_to(np.asarray(estimate, np.float64), (len(self),))
+
+    @cached_property
+    def _rows(self) -> dict[bytes, int]:
+        return {row.tobytes(): i for i, row in enumerate(self.codes)}
+
+
+def _rejection(constraint: Constraint, count: int) -> Rejection:
+    assert constraint.kind != "supports"
+    return Rejection(constraint.kind, constraint.rule.text, constraint.reason, count)
