@@ -36,6 +36,10 @@ class DType(StrEnum):
         return self in (DType.I8, DType.I32)
 
     @property
+    def is_fp8(self) -> bool:
+        return self in (DType.FP8_E4M3, DType.FP8_E5M2)
+
+    @property
     def epsilon(self) -> float:
         """Unit roundoff u: the largest relative error of rounding to nearest; 0 for integers."""
         return _UNIT_ROUNDOFF.get(self, 0.0)

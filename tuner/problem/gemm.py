@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -54,6 +56,26 @@ class Epilogue:
 
 
 @dataclass(frozen=True)
+class Violation:
+    """A rule that a problem breaks: "`field` `rule`; `action`" is the sentence to show.
+
+    `field` is an argument of `GemmProblem.create`, or an attribute of its type or epilogue.
+    """
+
+    field: str
+    rule: str
+    action: str
+
+
+class ProblemError(ValueError):
+    """A problem that cannot exist, with every rule it breaks."""
+
+    def __init__(self, violations: list[Violation]) -> None:
+        super().__init__("; ".join(f"{v.field} {v.rule}" for v in violations))
+        self.violations = tuple(violations)
+
+
+@dataclass(frozen=True)
 class ProblemType:
     """Everything a kernel is compiled for; sizes, strides, alpha and beta are run-time arguments."""
 
@@ -77,6 +99,44 @@ class ProblemType:
         head = dtypes[0].value if len(set(dtypes)) == 1 else "_".join(d.value for d in dtypes)
         name = f"{head}_{self.trans_a}{self.trans_b}".lower()
         return f"{name}_{self.epilogue.name}" if self.epilogue.name else name
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield each rule on element types that this type breaks.
+
+        A and B share a type (the fp8 types may mix), the product is accumulated in f32 or f64 (i32 for
+        i8), and nothing that is added or stored is wider than what it is accumulated in.
+        """
+        a, b, compute, bias = self.dtype_a, self.dtype_b, self.compute, self.epilogue.bias
+        if a is DType.I32:
+            yield Violation("dtype_a", "cannot be i32, which is for results alone", "use i8")
+            return
+        if b is not a and not (a.is_fp8 and b.is_fp8):
+            rule = f"cannot be {b} where the other operand is {a}"
+            yield Violation("dtype_b", rule, "use one type, since only the fp8 types mix")
+            return
+        if a.is_integer:
+            for name in ("dtype_d", "dtype_c", "compute"):
+                if getattr(self, name) is not DType.I32:
+                    rule = f"must be i32 for i8 operands, but is {getattr(self, name)}"
+                    yield Violation(name, rule, "use i32")
+            if bias not in (None, DType.I32):
+                yield Violation("bias", f"must be i32 for i8 operands, but is {bias}", "use i32")
+            if self.epilogue.activation not in (Activation.NONE, Activation.RELU):
+                rule = f"must be none or relu for i8 operands, but is {self.epilogue.activation}"
+                yield Violation("activation", rule, "apply it after dequantizing")
+            return
+        if compute not in (DType.F32, DType.F64) or compute.nbytes < a.nbytes:
+            rule = f"must be {'f64' if a is DType.F64 else 'f32 or f64'} for {a} operands, but is {compute}"
+            yield Violation("compute", rule, "leave it out for the usual one")
+            return
+        for name, dtype in (("dtype_d", self.dtype_d), ("dtype_c", self.dtype_c), ("bias", bias)):
+            if dtype is None:
+                continue
+            if dtype.is_integer or dtype.nbytes > compute.nbytes:
+                rule = f"must be a floating-point type no wider than compute, {compute}, but is {dtype}"
+                yield Violation(name, rule, f"use {compute}, or a narrower type")
+            elif name == "bias" and dtype.is_fp8:
+                yield Violation(name, f"cannot be {dtype}, too coarse to add", "use bf16, f16 or f32")
 
     def scope(self) -> dict[str, object]:
         """The names that template expressions may use, with plain str, int and bool values."""
@@ -145,11 +205,22 @@ class GemmProblem:
         """Return the problem with tight leading dimensions and strides where none are given.
 
         Raises:
-            ValueError: a size is below 1, or a leading dimension or stride is too small.
+            ProblemError: a size is below 1, a leading dimension or stride is too small, alpha or beta is
+                not finite, or the type breaks a rule of `ProblemType.violations`. It is a ValueError.
         """
-        for name, size in (("m", m), ("n", n), ("k", k), ("batch_count", batch_count)):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, but is {size}")
+        violations = list(type.violations())
+        for name, scalar in (("alpha", alpha), ("beta", beta)):
+            if not math.isfinite(scalar):
+                violations.append(Violation(name, f"must be finite, but is {scalar}", "write a number"))
+            elif type.compute.is_integer and scalar != int(scalar):
+                rule = f"must be a whole number for i8 operands, but is {scalar:g}"
+                violations.append(Violation(name, rule, "scale after the GEMM"))
+        sizes = (("m", m), ("n", n), ("k", k), ("batch_count", batch_count))
+        small = [
+            Violation(x, f"must be at least 1, but is {size}", "raise it") for x, size in sizes if size < 1
+        ]
+        if small:
+            raise ProblemError(violations + small)
         rows_a, cols_a = (m, k) if type.trans_a is Transpose.N else (k, m)
         rows_b, cols_b = (k, n) if type.trans_b is Transpose.N else (n, k)
         extents = {"a": (rows_a, cols_a), "b": (rows_b, cols_b), "c": (m, n), "d": (m, n)}
@@ -160,17 +231,20 @@ class GemmProblem:
             ld = given_ld[x]
             ld = rows if ld is None else ld
             if ld < rows:
-                raise ValueError(f"ld{x} must be at least {rows}, the rows of {x.upper()}, "
-                                 f"but is {ld}")  # fmt: skip
+                rule = f"must be at least {rows}, the tight leading dimension, but is {ld}"
+                violations.append(Violation(f"ld{x}", rule, f"raise it to {rows}, or leave it out"))
+                continue
             stride = given_stride[x]
             stride = ld * cols if stride is None else stride
+            least = ld * (cols - 1) + rows if batch_count > 1 else 0
             shared = stride == 0 and x in "abc"  # a batch may share an operand, never its result
-            if batch_count > 1 and not shared and stride < ld * (cols - 1) + rows:
-                raise ValueError(
-                    f"stride_{x} must be at least {ld * (cols - 1) + rows} for batch_count > 1"
-                    f"{'' if x == 'd' else ', or 0 to share it'}, but is {stride}"
-                )
+            if stride < least and not shared:
+                rule = f"must be at least {least}, the elements a matrix spans, but is {stride}"
+                share = "" if x == "d" else ", set 0 to share one matrix"
+                violations.append(Violation(f"stride_{x}", rule, f"raise it{share}, or leave it out"))
             layout[f"ld{x}"], layout[f"stride_{x}"] = ld, stride
+        if violations:
+            raise ProblemError(violations)
         return cls(type, m, n, k, batch_count, alpha=float(alpha), beta=float(beta), **layout)
 
     @classmethod
