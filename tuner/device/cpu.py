@@ -274,7 +274,7 @@ def _load_launcher(toolchain: HostToolchain) -> ctypes.CDLL:
         ),
     }
     for name, (restype, argtypes) in signatures.items():
-        function = library[name]
+        function = getattr(library, name)  # unlike library[name], the same object each time
         function.restype, function.argtypes = restype, argtypes
     return library
 

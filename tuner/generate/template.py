@@ -55,7 +55,7 @@ class _Description(_Strict):
     derived: dict[_Identifier, str | int] = {}
     constraints: _Constraints = _Constraints()
     features: dict[_Identifier, str | int] = {}
-    estimate_ns: str
+    estimate_ns: str | int
     defaults: Annotated[list[dict[_Identifier, bool | int | str]], Field(min_length=1)]
 
 

@@ -122,7 +122,7 @@ class Reference:
     """The right result: `values` of shape (batch_count, m, n), and how far off one may be.
 
     `tolerance` is None where the result must agree bit for bit, else the componentwise bound
-    `gamma (|alpha| |A| |B| + |beta C| + |bias|) + 2 u |D|` with gamma = (k + 8) u / (1 - (k + 8) u), u the unit
+    `gamma (|alpha| |A| |B| + |beta C| + |bias|) + 2 u |D|`, gamma = (k + 8) u / (1 - (k + 8) u), u the unit
     roundoff of the compute type, then of the output type (Higham, Accuracy and Stability of
     Numerical Algorithms, 2nd ed., section 3.5), doubled for the error of an f64 reference itself.
     """
