@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from tuner.device import Fingerprint
 from tuner.generate import Candidate, KernelSource
-from tuner.measure import Measurement, Protocol
+from tuner.measure import Measurement, Outcome, Protocol
 from tuner.problem import GemmProblem
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate on one problem. `measurement` is None for a trial that began and never ended."""
+    """One candidate on one problem. `measurement` is None for a trial that began and never ended.
+
+    `attempts` counts how often it began: more than once if the process was killed meanwhile.
+    """
 
     id: int
     run_id: int
@@ -25,6 +29,7 @@ class Trial:
     measurement: Measurement | None = None
     binary_sha256: str | None = None
     build_seconds: float = 0.0
+    attempts: int = 1
 
 
 @dataclass(frozen=True)
@@ -59,3 +64,36 @@ class Winner:
     default_ns: float | None
     decided_at: datetime
     ties: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of the sweep.
+
+    `status` is `finished`, `interrupted`, `failed` or, for one that goes on or was killed, `running`.
+    `outcomes` counts the trials that it ended, and `unfinished` those that it began and never ended.
+    """
+
+    id: int
+    spec_name: str
+    spec_text: str
+    fingerprint: Fingerprint
+    protocol: Protocol
+    strategy: str
+    seed: int
+    version: str
+    status: str
+    started_at: datetime
+    ended_at: datetime | None
+    outcomes: Mapping[Outcome, int]
+    unfinished: int
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A time of the same candidate, taken again and again through a run to detect drift."""
+
+    problem_id: str
+    candidate: Candidate
+    time_ns: float
+    taken_at: datetime
