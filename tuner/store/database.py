@@ -147,15 +147,12 @@ def migrate(connection: Connection, revision: str = "head") -> None:
     command.upgrade(config, revision)
 
 
-def connect_sqlite(path: Path, *, synchronous: str = "FULL") -> sqlite3.Connection:
-    """Connect for reading and writing; the file is made if there is none.
-
-    `synchronous=FULL` syncs each commit to the disk; with NORMAL, a power cut may take the last ones.
-    """
+def connect_sqlite(path: Path) -> sqlite3.Connection:
+    """Connect for reading and writing; the file is made if there is none. Each commit is synced to disk."""
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
     except BaseException:
         connection.close()

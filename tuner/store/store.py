@@ -241,6 +241,8 @@ class Store:
             if connection.execute(select(trials.c.id).filter_by(**won)).first() is None:
                 raise ValueError(f"trial {winner.trial_id} cannot win: it must be one with {won}")
             source = winner.source
+            if source.candidate.id != winner.candidate.id or source.type != winner.problem.type:
+                raise ValueError(f"trial {winner.trial_id} cannot win: its source is of another candidate")
             text = {
                 "id": source.id,
                 "language": source.language,

@@ -24,11 +24,13 @@ def optuna_storage(store: Store) -> RDBStorage:
     from optuna.storages import RDBStorage
 
     url = store._database.url.render_as_string(hide_password=False)
+    url = url.replace("{", "{{").replace("}", "}}")  # Optuna takes it for a format string
     path = store.path
-    # Optuna takes the URL for a format string. What is stored is a copy, so it need not be synced.
-    options = {} if path is None else {"creator": lambda: connect_sqlite(path, synchronous="NORMAL")}
     with _quiet():
-        return RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=options)
+        try:
+            return RDBStorage(url, engine_kwargs={"creator": lambda: connect_sqlite(path)} if path else None)
+        except RuntimeError as error:
+            raise StoreError(f"this Optuna cannot use the tables of another: {error}") from None
 
 
 def mirror_trials(store: Store, study_name: str, trials: Sequence[FrozenTrial]) -> int:
@@ -60,8 +62,8 @@ def _quiet() -> Iterator[None]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         yield
-    except (DBAPIError, optuna.exceptions.StorageInternalError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise StoreError(f"Optuna's tables must be usable, but are not: {reason}") from None
+    except (DBAPIError, optuna.exceptions.StorageInternalError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise StoreError(f"Optuna cannot write to the database ({reason}); mend it and run again") from None
     finally:
         optuna.logging.set_verbosity(before)
