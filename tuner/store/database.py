@@ -60,7 +60,7 @@ class Database:
         self.path = Path(url.database or "") if url.get_backend_name() == "sqlite" else None
         self.name = url.render_as_string(hide_password=True) if self.path is None else str(self.path)
         self._reader = engine.execution_options(begin="BEGIN")
-        self._read_only = read_only
+        self.read_only = read_only
 
     @classmethod
     def open(cls, url_or_path: str | Path, *, create: bool, read_only: bool) -> Database:
@@ -92,7 +92,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A consistent view. Fetch the rows inside the block."""
-        before = _resting_state(self.path) if self.path and self._read_only else None
+        before = _resting_state(self.path) if self.path and self.read_only else None
         try:
             with self._reported(), self._reader.connect() as connection:
                 yield connection
@@ -110,7 +110,7 @@ class Database:
             )
         if found == REVISION:
             return
-        if self._read_only:
+        if self.read_only:
             state = f"revision {found} of the tables" if found else "no results of wavetune"
             raise StoreError(
                 f"{self.name} must have revision {REVISION} of the tables, but has {state}; "

@@ -20,9 +20,15 @@ TRIAL_ID = "tuner_trial_id"
 
 
 def optuna_storage(store: Store) -> RDBStorage:
-    """Optuna's storage on the database of `store`; its tables are made at the first call."""
+    """Optuna's storage on the database of `store`; its tables are made at the first call.
+
+    Raises:
+        ValueError: the store is open only to be read, which Optuna cannot do.
+    """
     from optuna.storages import RDBStorage
 
+    if store._database.read_only:
+        raise ValueError(f"{store._database.name} is open only to be read")
     url = store._database.url.render_as_string(hide_password=False)
     url = url.replace("{", "{{").replace("}", "}}")  # Optuna takes it for a format string
     path = store.path
