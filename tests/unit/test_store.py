@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import Table, create_engine, inspect
 
 import tuner.store.database as database_module
 from tuner.errors import StoreError
@@ -23,6 +24,7 @@ from tuner.store import Store, mirror_trials, optuna_storage
 from tuner.store.database import connect_sqlite, migrate
 from tuner.store.schema import REVISION, VERSION_TABLE, metadata
 from tuner.testing.store_contract import (
+    PROBLEM,
     add_trial,
     begin_run,
     make_winner,
@@ -327,7 +329,7 @@ for kill in range(20):
             for number in range(100_000):
                 if make_candidate(number).id not in known:
                     os.write(writable, b"%d " % add_trial(store, run_id, number))
-    time.sleep(random.uniform(0.0, 0.05 * (kill + 1)))
+    time.sleep(random.uniform(0.0, 0.03 * (kill + 1)))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     os.close(writable)
@@ -412,3 +414,34 @@ def test_an_older_database_is_brought_up_to_date(path: Path, revision: str) -> N
         assert [c.time_ns for c in store.canaries(trial.run_id)] == [1234.5]
         assert [r.status for r in store.runs()] == ["interrupted"]
     assert intact(path)
+
+
+# docs/results.md
+
+DOCS = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
+
+
+@pytest.mark.parametrize("table", metadata.sorted_tables, ids=lambda table: table.name)
+def test_the_documentation_names_every_column(table: Table) -> None:
+    _, _, entry = DOCS.partition(f"**`{table.name}`**: ")
+    entry = entry.partition("\n\n")[0]
+    assert [c.name for c in table.c if f"`{c.name}`" not in entry] == []
+
+
+@pytest.mark.parametrize("query", re.findall(r"```sql\n(.*?)```", DOCS, re.DOTALL))
+def test_the_documented_queries_run(filled: Path, query: str) -> None:
+    connection = sqlite3.connect(filled)
+    connection.execute("UPDATE tuner_winner SET default_ns = 2 * time_ns")
+    assert len(connection.execute(query).fetchall()) == 1
+    connection.close()
+
+
+def test_the_view_of_the_winners(filled: Path) -> None:
+    connection = sqlite3.connect(filled)
+    connection.row_factory = sqlite3.Row
+    (row,) = connection.execute("SELECT * FROM tuner_best").fetchall()
+    connection.close()
+    assert (row["problem"], row["candidate"], row["time_ns"]) == ("f32_nn_64x48x32", "gemm_cpu_0", 999.9)
+    assert row["gflops"] == pytest.approx(PROBLEM.flops / 999.9)
+    documented = DOCS.partition("| column |")[2].partition("\n\n")[0]
+    assert [name for name in row.keys() if f"`{name}`" not in documented] == []  # noqa: SIM118
