@@ -43,7 +43,6 @@ _FIND_TRIAL = select(trials.c.id, trials.c.run_id, trials.c.outcome).where(
     trials.c.candidate_id == bindparam("candidate_id"),
 )
 _RUN_KEY = select(runs.c.device_id, runs.c.protocol_id).where(runs.c.id == bindparam("run_id"))
-_INSERT_TRIAL = insert(trials)
 _END_TRIAL = update(trials).where(trials.c.id == bindparam("trial_id"), trials.c.outcome.is_(None))
 _EXISTS = {
     table.name: select(table.c.id).where(table.c.id == bindparam("id"))
@@ -52,6 +51,14 @@ _EXISTS = {
 
 _CURRENT = select(func.max(winners.c.id)).group_by(
     winners.c.device_id, winners.c.problem_id, winners.c.protocol_id
+)
+
+_SELECT_TRIALS = select(trials, candidates).join(candidates)
+_SELECT_WINNERS = (
+    select(winners, devices, problems, protocols, candidates, sources)
+    .select_from(winners.join(devices).join(problems).join(protocols).join(candidates).join(sources))
+    .where(winners.c.id.in_(_CURRENT))
+    .order_by(winners.c.id)
 )
 
 
@@ -398,15 +405,6 @@ def pack(samples: Sequence[float]) -> bytes:
 def unpack(blob: bytes) -> tuple[float, ...]:
     """The inverse of `pack`."""
     return struct.unpack(f"<{len(blob) // 8}d", blob)
-
-
-_SELECT_TRIALS = select(trials, candidates).join(candidates)
-_SELECT_WINNERS = (
-    select(winners, devices, problems, protocols, candidates, sources)
-    .select_from(winners.join(devices).join(problems).join(protocols).join(candidates).join(sources))
-    .where(winners.c.id.in_(_CURRENT))
-    .order_by(winners.c.id)
-)
 
 
 def _keep(connection: Connection, table: Table, row: dict[str, Any]) -> None:
