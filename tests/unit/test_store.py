@@ -352,6 +352,7 @@ with Store.open(path, create=True) as store:
     run_id = begin_run(store, fingerprint=replace(FINGERPRINT, driver=str(os.getpid())))
     for number in range(25):
         add_trial(store, run_id, number)
+    mirror_trials(store, "study", [create_trial(value=1.0, user_attrs={"tuner_trial_id": os.getpid()})])
 """
     processes = [script(body, path) for _ in range(4)]
     for process in processes:
@@ -360,6 +361,9 @@ with Store.open(path, create=True) as store:
     with Store.open(path, read_only=True) as store:
         assert [sum(run.outcomes.values()) for run in store.runs()] == [25] * 4
         assert len(store.devices()) == 4
+    connection = sqlite3.connect(path)
+    assert connection.execute("SELECT count(*) FROM trials").fetchone() == (4,)
+    connection.close()
     assert intact(path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 TRIAL_ID = "tuner_trial_id"
 
+_DELAYS = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds
+
 
 def optuna_storage(store: Store) -> RDBStorage:
     """Optuna's storage on the database of `store`; its tables are made at the first call.
@@ -25,6 +28,7 @@ def optuna_storage(store: Store) -> RDBStorage:
     Raises:
         ValueError: the store is open only to be read, which Optuna cannot do.
     """
+    from optuna.exceptions import StorageInternalError
     from optuna.storages import RDBStorage
 
     if store._database.read_only:
@@ -32,9 +36,15 @@ def optuna_storage(store: Store) -> RDBStorage:
     url = store._database.url.render_as_string(hide_password=False)
     url = url.replace("{", "{{").replace("}", "}}")  # Optuna takes it for a format string
     path = store.path
+    options = {"creator": lambda: connect_sqlite(path)} if path else None
     with _quiet():
         try:
-            return RDBStorage(url, engine_kwargs={"creator": lambda: connect_sqlite(path)} if path else None)
+            for delay in _DELAYS:
+                try:
+                    return RDBStorage(url, engine_kwargs=options)
+                except (DBAPIError, StorageInternalError):
+                    time.sleep(delay)  # another process may be making Optuna's tables at this moment
+            return RDBStorage(url, engine_kwargs=options)
         except RuntimeError as error:
             raise StoreError(f"this Optuna cannot use the tables of another: {error}") from None
 
