@@ -6,7 +6,8 @@ import importlib.util
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,7 +25,6 @@ _COMMON_FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fPIC",
-    "-shared",
 )
 
 
@@ -35,16 +35,28 @@ class HostToolchain:
     command: tuple[str, ...]
     version: str
     extra_flags: tuple[str, ...] = ()
+    product: str = "-shared"
 
     @property
     def id(self) -> str:
         return self.version
 
+    @property
+    def for_objects(self) -> HostToolchain:
+        """The same compiler, making object files instead, for `link`."""
+        return replace(self, product="-c")
+
+    @property
+    def portable_flags(self) -> tuple[str, ...]:
+        """Options for code that runs on every processor of this machine's kind."""
+        baseline = "-march=x86-64" if os.uname().machine == "x86_64" else "-mcpu=generic"
+        return (*_COMMON_FLAGS, baseline, *self.extra_flags)
+
     def flags(self, target: Target) -> tuple[str, ...]:
-        return (*_COMMON_FLAGS, *_arch_flags(target.arch), *self.extra_flags)
+        return (*_COMMON_FLAGS, self.product, *_arch_flags(target.arch), *self.extra_flags)
 
     def compile(self, source: KernelSource, target: Target, folder: Path) -> str | None:
-        """Write `kernel.bin`, a shared library, into `folder`; return None or the first errors."""
+        """Write `kernel.bin`, a shared library or object, into `folder`; return None or the first errors."""
         path = folder / "kernel.c"
         path.write_text(source.text)
         return self.compile_file(path, folder / "kernel.bin", self.flags(target))
@@ -65,7 +77,7 @@ class HostToolchain:
             folder.mkdir(parents=True, exist_ok=True)
             scratch = folder / f"{os.getpid()}.tmp"
             includes = [f"-I{path.parent}", f"-I{builtin_root() / 'common'}"]
-            flags = (*_COMMON_FLAGS, *includes, *self.extra_flags, "-pthread")
+            flags = (*_COMMON_FLAGS, "-shared", *includes, *self.extra_flags, "-pthread")
             if message := self.compile_file(path, scratch, flags):
                 raise ToolchainError(f"{self.id} cannot compile {path.name}: {message}")
             scratch.rename(library)
@@ -73,7 +85,11 @@ class HostToolchain:
 
     def compile_file(self, path: Path, output: Path, flags: tuple[str, ...]) -> str | None:
         """Compile one C file with the given flags; return None or the first errors."""
-        command = [*self.command, *flags, "-o", str(output), str(path), "-lm"]
+        return self.link([path], output, flags)
+
+    def link(self, inputs: Sequence[Path], output: Path, flags: tuple[str, ...]) -> str | None:
+        """Compile and link C files and objects into one output; return None or the first errors."""
+        command = [*self.command, *flags, "-o", str(output), *map(str, inputs), "-lm"]
         environment = {
             **os.environ,
             "ZIG_GLOBAL_CACHE_DIR": str(cache_root() / "zig"),
@@ -92,7 +108,7 @@ class HostToolchain:
             return None
         lines = [line for line in result.stderr.splitlines() if "error" in line]
         message = "\n".join((lines or result.stderr.splitlines())[:5])
-        return message.replace(f"{path.parent}{os.sep}", "") or f"exit code {result.returncode}"
+        return message.replace(f"{inputs[0].parent}{os.sep}", "") or f"exit code {result.returncode}"
 
 
 def _arch_flags(arch: str) -> tuple[str, ...]:
