@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.device import CpuDevice
+from tuner.device.cpu import CpuDevice
 from tuner.errors import LibraryError
 from tuner.export.manifest import Manifest, check_file, read_manifest
 from tuner.export.table import ACTIVATION_CODES, DTYPE_CODES, TRANSPOSE_CODES, Choice
@@ -69,9 +69,9 @@ class Library:
             self._refuse(status, threads)
         self._gemm = library.wavetune_gemm
         self._status_string = library.wavetune_status_string
-        self._handle: int | None = handle.value
+        self._handle: ctypes.c_void_p | None = handle
         self.threads: int = library.wavetune_threads(handle)
-        self._finalizer = weakref.finalize(self, _close, library, handle.value)
+        self._finalizer = weakref.finalize(self, _close, library, handle)
 
     def _refuse(self, status: int, threads: int) -> None:
         if status == _ARCH_MISMATCH:
@@ -118,10 +118,9 @@ class Library:
         if self._handle is None:
             raise LibraryError(f"{self.path} is closed; load it again")
         if out is not None and bias is None and not _is_row_major(out) and _is_row_major(_turned(out)):
-            turned_c = None if c is None else _turned(c)
-            self.gemm(
-                _turned(b), _turned(a), c=turned_c, alpha=alpha, beta=beta, activation=activation, out=_turned(out)
-            )  # fmt: skip
+            c = None if c is None else _turned(c)
+            scalars: dict[str, Any] = {"alpha": alpha, "beta": beta, "activation": activation}
+            self.gemm(_turned(b), _turned(a), c=c, out=_turned(out), **scalars)
             return out
         shape = _shape(a, b)
         if beta == 0.0:
@@ -257,7 +256,7 @@ def _open(folder: Path, manifest: Manifest) -> ctypes.CDLL:
     return library
 
 
-def _close(library: ctypes.CDLL, handle: int) -> None:
+def _close(library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
     library.wavetune_destroy(handle)
     _ctypes.dlclose(library._handle)
 
@@ -281,8 +280,8 @@ def _shape(a: Array, b: Array) -> tuple[int, ...]:
         if x.ndim not in (2, 3):
             raise TypeError(f"{name} must have 2 axes, or 3 with a batch, but has {x.ndim}")
     if a.shape[-1] != b.shape[-2]:
-        rule = f"the columns of a must be as many as the rows of b, but there are {a.shape[-1]} and {b.shape[-2]}"
-        raise ValueError(rule)
+        rule = "the columns of a must be as many as the rows of b"
+        raise ValueError(f"{rule}, but there are {a.shape[-1]} and {b.shape[-2]}")
     batches = {x.shape[0] for x in (a, b) if x.ndim == 3}
     if len(batches) > 1:
         raise ValueError(f"a and b must have the same batch, but have {a.shape[0]} and {b.shape[0]}")
@@ -295,6 +294,8 @@ def _layouts(x: Array) -> dict[Transpose, int]:
     rows, columns = x.shape[-2:]
     by_row, by_column = x.strides[-2:]
     found: dict[Transpose, int] = {}
+    if x.size == 0:  # NumPy gives it strides of 0
+        return {Transpose.N: max(columns, 1), Transpose.T: max(rows, 1)}
     if not x.flags.aligned:
         return found
     if (by_column == size or columns <= 1) and (

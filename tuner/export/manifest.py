@@ -17,8 +17,8 @@ from tuner.identity import file_sha256
 from tuner.problem import GemmProblem, ProblemType
 
 FILE = "manifest.json"
-FORMAT = "wavetune library"
-SCHEMA_VERSION = 1
+FORMAT: Literal["wavetune library"] = "wavetune library"
+SCHEMA_VERSION: Literal[1] = 1
 _MAX_BYTES = 64 << 20
 _REBUILD = "export it again with `tuner export`"
 

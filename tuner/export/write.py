@@ -36,7 +36,7 @@ _SOURCES = {
     "include/wavetune.h": RUNTIME / "wavetune.h",
     **{
         f"src/{name}": RUNTIME / name
-        for name in ("wavetune.c", "features.c", "features.h", "required.c", "table.h", "exports.map")
+        for name in ("wavetune.c", "processor.c", "processor.h", "required.c", "table.h", "exports.map")
     },
     "src/host_team.h": _DEVICE / "host_team.h",
 }
@@ -225,7 +225,7 @@ class _Writer:
                     f"-I{self.folder / 'include'}",
                     "-pthread",
                 )
-                files = [source / "wavetune.c", source / "features.c", source / "table.c", *objects]
+                files = [source / "wavetune.c", source / "processor.c", source / "table.c", *objects]
                 message = self.toolchain.link(files, library, flags)
         if message is not None:
             raise LibraryError(f"{self.toolchain.id} cannot link the library: {' '.join(message.split())}")

@@ -1,7 +1,7 @@
 /* Compiled with the flags of the kernels, unlike the rest of the runtime: the compiler itself says which
  * instructions it was allowed to use.
  */
-#include "features.h"
+#include "processor.h"
 
 const uint32_t wavetune_required_features = 0
 #ifdef __SSE4_2__

@@ -1,7 +1,7 @@
 /* The runtime of an exported library: finds the kernel for a GEMM and runs it on a team of threads. */
 #define _GNU_SOURCE
 #include "wavetune.h"
-#include "features.h"
+#include "processor.h"
 #include "host_team.h"
 #include "table.h"
 

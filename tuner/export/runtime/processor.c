@@ -1,5 +1,5 @@
 /* Asks the processor, rather than the compiler's own support functions, which not every compiler links. */
-#include "features.h"
+#include "processor.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

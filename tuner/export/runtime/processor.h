@@ -1,6 +1,6 @@
 /* Instruction sets that a compiler may use for the kernels, and that a processor may lack. */
-#ifndef WAVETUNE_FEATURES_H
-#define WAVETUNE_FEATURES_H
+#ifndef WAVETUNE_PROCESSOR_H
+#define WAVETUNE_PROCESSOR_H
 #include <stdint.h>
 
 enum {
