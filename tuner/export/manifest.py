@@ -106,7 +106,7 @@ def read_manifest(folder: Path) -> Manifest:
     if data.get("format") != FORMAT:
         raise LibraryError(f"{path} is not the manifest of a wavetune library; check the path")
     if data.get("schema_version") != SCHEMA_VERSION:
-        found = str(data.get("schema_version"))[:40]
+        found = repr(data.get("schema_version"))[:40]
         raise LibraryError(
             f"{path} must have schema version {SCHEMA_VERSION}, but has {found}; "
             "use the version of wavetune that wrote it, or export the library again"
@@ -116,7 +116,7 @@ def read_manifest(folder: Path) -> Manifest:
         _check(manifest)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        where = ".".join(map(str, first["loc"])).encode("unicode_escape").decode()[:200]
         raise LibraryError(f"{path}: {where}: {first['msg']}; {_REBUILD}") from None
     except ValueError as error:
         raise LibraryError(f"{path}: {error}; {_REBUILD}") from None
