@@ -140,9 +140,9 @@ class Library:
             d = np.empty(shape, type.dtype_d.numpy)
         assert d is not None
         if c is not None and not _is_row_major(c):
-            c = np.ascontiguousarray(c)
-        if bias is not None:
-            bias = np.ascontiguousarray(bias)
+            c = c.copy("C")
+        if bias is not None and not (bias.flags.c_contiguous and bias.flags.aligned):
+            bias = bias.copy()
         m, k, n = a.shape[-2], a.shape[-1], shape[-1]
         args = _ARGS.pack(
             *self._codes[type],
@@ -314,7 +314,7 @@ def _layouts(x: Array) -> dict[Transpose, int]:
 
 
 def _copied(x: Array, layout: Transpose) -> tuple[Array, dict[Transpose, int]]:
-    x = np.ascontiguousarray(x) if layout is Transpose.N else _turned(np.ascontiguousarray(_turned(x)))
+    x = x.copy("C") if layout is Transpose.N else _turned(_turned(x).copy("C"))
     return x, _layouts(x)
 
 
