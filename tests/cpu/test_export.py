@@ -423,7 +423,7 @@ def test_c_and_python_choose_the_same_kernel(shop: Workshop, tmp_path: Path) -> 
             exact_count += choice.exact
             assert args.kernel(m, n, k, batch) == (choice.symbol, choice.exact)
         assert library.kernel_for(GemmProblem.create(BIAS_GELU, 8, 8, 8)) is None
-    assert exact_count > 20
+    assert exact_count > 10
 
 
 def test_kernels_of_one_name_and_different_text_are_both_there(shop: Workshop, tmp_path: Path) -> None:

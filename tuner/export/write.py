@@ -213,7 +213,10 @@ class _Writer:
             required = Path(scratch) / "required.o"
             flags = self.toolchain.for_objects.flags(self.target)
             message = self.toolchain.compile_file(source / "required.c", required, flags)
-            objects = [required, *(binary.path for binary in binaries)]
+            objects = [required]
+            for number, binary in enumerate(binaries):  # named as linkers expect it
+                objects.append(Path(scratch) / f"{number}.o")
+                objects[-1].symlink_to(binary.path.resolve())
             if message is None:
                 library = self.folder / self.library
                 library.parent.mkdir(exist_ok=True)
