@@ -17,33 +17,27 @@ from tuner.problem import Activation, DType, Epilogue, GemmProblem, ProblemType,
 THREADS = 2
 TEMPLATES = {t.name: t for t in find_templates("cpu") if t.name.startswith("gemm_cpu")}
 
-# One problem type of each kind of conversion, over all transposes and parts of the epilogue.
-TYPES = {
-    "f32": ProblemType(),
-    "f32_tn": ProblemType(Transpose.T, epilogue=Epilogue(bias=DType.F32, activation=Activation.GELU)),
-    "f32_nt": ProblemType(Transpose.N, Transpose.T, epilogue=Epilogue(scale_a=True, scale_alpha_vec=True)),
-    "f64_tt": ProblemType(
-        Transpose.T, Transpose.T, *[DType.F64] * 5, epilogue=Epilogue(activation=Activation.SILU)
-    ),
-    "f16": ProblemType(
-        Transpose.N, Transpose.N, *[DType.F16] * 4, DType.F32, Epilogue(bias=DType.F16, scale_b=True)
-    ),
-    "bf16_tn": ProblemType(
-        Transpose.T, Transpose.N, *[DType.BF16] * 4, DType.F32, Epilogue(activation=Activation.RELU)
-    ),
-    "bf16_nt_f32": ProblemType(
-        Transpose.N, Transpose.T, DType.BF16, DType.BF16, DType.F32, DType.F32, DType.F32
-    ),
-    "i8": ProblemType(Transpose.N, Transpose.N, DType.I8, DType.I8, *[DType.I32] * 3),
-    "i8_tt": ProblemType(
-        Transpose.T,
-        Transpose.T,
-        DType.I8,
-        DType.I8,
-        *[DType.I32] * 3,
-        epilogue=Epilogue(bias=DType.I32, activation=Activation.RELU, scale_alpha_vec=True),
-    ),
-}
+
+def kind(
+    trans: str, operand: DType, result: DType, compute: DType, epilogue: Epilogue | None = None
+) -> ProblemType:
+    trans_a, trans_b = map(Transpose, trans)
+    return ProblemType(trans_a, trans_b, operand, operand, result, result, compute, epilogue or Epilogue())
+
+
+F64, F32, F16, BF16, I8, I32 = DType.F64, DType.F32, DType.F16, DType.BF16, DType.I8, DType.I32
+# Each kind of conversion, over all transposes and all parts of the epilogue.
+TYPES = [
+    kind("NN", F32, F32, F32),
+    kind("TN", F32, F32, F32, Epilogue(bias=F32, activation=Activation.GELU)),
+    kind("NT", F32, F32, F32, Epilogue(scale_a=True, scale_alpha_vec=True)),
+    kind("TT", F64, F64, F64, Epilogue(activation=Activation.SILU)),
+    kind("NN", F16, F16, F32, Epilogue(bias=F16, scale_b=True)),
+    kind("TN", BF16, BF16, F32, Epilogue(activation=Activation.RELU)),
+    kind("NT", BF16, F32, F32),
+    kind("NN", I8, I32, I32),
+    kind("TT", I8, I32, I32, Epilogue(bias=I32, activation=Activation.RELU, scale_alpha_vec=True)),
+]
 # gemm_cpu_skinny serves each of them; the battery of the validator adds twelve small problems to each.
 SIZES = [(200, 40, 300), (40, 300, 150)]
 PER_TYPE = 2
@@ -75,7 +69,7 @@ def sample() -> Iterator[tuple[Template, GemmProblem, Candidate]]:
     device = open_device("cpu", THREADS).target
     rng = random.Random(7)
     for template in TEMPLATES.values():
-        for index, type in enumerate(TYPES.values()):
+        for index, type in enumerate(TYPES):
             shared = {"stride_b": 0} if index % 2 else {}
             problem = GemmProblem.create(
                 type, *SIZES[index % 2], batch_count=1 + index % 3, beta=float(index % 2), **shared
@@ -120,7 +114,7 @@ def test_random_candidates_are_right(outcomes: list[tuple[str, str]]) -> None:
 )
 @pytest.mark.parametrize("arch", TARGETS)
 def test_there_is_a_default_on_every_target(arch: str, size: tuple[int, int, int]) -> None:
-    for type in TYPES.values():
+    for type in TYPES:
         for template in TEMPLATES.values():
             space = Space.enumerate(template, GemmProblem.create(type, *size), TARGETS[arch])
             if template.name == "gemm_cpu" or min(size[:2]) <= 64:
