@@ -621,8 +621,9 @@ def test_the_c_program_of_the_docs(built: tuple[Workshop, Path], tmp_path: Path)
     (program,) = docs("c")
     assert len(program.splitlines()) <= 24
     (tmp_path / "program.c").write_text(program)
-    command = [*shop.toolchain.command, "program.c", f"-I{folder}/include", f"-L{folder}/lib", "-lwavetune"]
-    subprocess.run([*command, f"-Wl,-rpath,{folder}/lib", "-o", "program"], cwd=tmp_path, check=True)
+    command = [*shop.toolchain.command, *shop.toolchain.portable_flags, "program.c", f"-I{folder}/include"]
+    command += [f"-L{folder}/lib", "-lwavetune", f"-Wl,-rpath,{folder}/lib", "-o", "program"]
+    subprocess.run(command, cwd=tmp_path, check=True)
     check_program(tmp_path / "program", kernels(folder)[0])
 
 
@@ -646,7 +647,7 @@ def test_pkg_config_finds_the_library(built: tuple[Workshop, Path], tmp_path: Pa
         "$ cc "
     )
     (tmp_path / "tuned").symlink_to(folder)
-    compiler = " ".join(shop.toolchain.command)
+    compiler = " ".join([*shop.toolchain.command, *shop.toolchain.portable_flags])
     subprocess.run(f"{compiler} {line} -o program", shell=True, cwd=tmp_path, check=True)
     check_program(tmp_path / "program", kernels(folder)[0])
 
@@ -662,8 +663,9 @@ def test_cmake_finds_the_library(built: tuple[Workshop, Path], tmp_path: Path) -
     )
     generator = [] if shutil.which("make") else ["-G", "Ninja"]
     environment = {**os.environ, "CC": " ".join(shop.toolchain.command)}
+    flags = f"-DCMAKE_C_FLAGS={' '.join(shop.toolchain.extra_flags)}"
     for command in (
-        ["cmake", "-S", ".", "-B", "build", f"-DCMAKE_PREFIX_PATH={folder}", *generator],
+        ["cmake", "-S", ".", "-B", "build", f"-DCMAKE_PREFIX_PATH={folder}", flags, *generator],
         ["cmake", "--build", "build"],
     ):
         result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -686,19 +688,15 @@ def test_the_sources_build_the_library_again(built: tuple[Workshop, Path], tmp_p
     again.c.wavetune_destroy(handle)
 
 
-def test_the_header_is_c_plus_plus(built: tuple[Workshop, Path], tmp_path: Path) -> None:
-    shop, folder = built
+def test_the_header_is_c_plus_plus(exported: Path, tmp_path: Path) -> None:
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
     (tmp_path / "program.cpp").write_text(
         "#include <wavetune.h>\nwavetune_status status = WAVETUNE_SUCCESS;\n"
     )
-    flags = ["-fsyntax-only", "-Wall", "-Werror", f"-I{folder}/include", "program.cpp"]
-    command = [*shop.toolchain.command, *flags]
-    if shop.toolchain.command[-1] == "cc":
-        command = [*shop.toolchain.command[:-1], "c++", *flags]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    if "cc1plus" in result.stderr:
-        pytest.skip("this gcc has no C++ compiler")
-    assert (result.returncode, result.stderr) == (0, "")
+    command = [compiler, "-fsyntax-only", "-Wall", "-Werror", f"-I{exported}/include", "program.cpp"]
+    subprocess.run(command, cwd=tmp_path, check=True)
 
 
 RACE = """
@@ -740,6 +738,8 @@ int main(void) {
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_callers_do_not_race(exported: Path, shop: Workshop, tmp_path: Path, sanitizer: str) -> None:
+    if shop.toolchain.id.startswith("zig"):
+        pytest.skip("zig compiles its sanitizers first, which takes minutes")
     (tmp_path / "race.c").write_text(RACE)
     (tmp_path / "empty.c").write_text("int main(void) { return 0; }\n")
     flags = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=undefined", "-g", "-pthread"]
