@@ -298,7 +298,7 @@ MISTAKES: list[tuple[type[Exception], str, Callable[[Library], Any]]] = [
     (ValueError, "bias must have the shape (2,)", lambda lib: lib.gemm(A, B, bias=A[0])),
     (ValueError, "activation must be one of none", lambda lib: lib.gemm(A, B, activation="tanh")),
     (ValueError, "read-only", lambda lib: lib.gemm(A, B, out=np.broadcast_to(np.float32(0), (4, 2)))),
-    (LibraryError, "no kernel for f32 x f64; it has", lambda lib: lib.gemm(A, B.astype(float))),
+    (LibraryError, "no kernel for f32 x f64, but for", lambda lib: lib.gemm(A, B.astype(float))),
     (LibraryError, "f32 x f32 and relu", lambda lib: lib.gemm(A, B, activation="relu")),
     (LibraryError, "with a bias of f64", lambda lib: lib.gemm(A, B, bias=np.zeros(2))),
     (LibraryError, "and out of float64", lambda lib: lib.gemm(A, B, out=np.zeros((4, 2)))),

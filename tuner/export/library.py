@@ -12,22 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tuner.device.cpu import CpuDevice
 from tuner.errors import LibraryError
+from tuner.export.arrays import Array, Plan, Planner, copied, overlap, turned
 from tuner.export.manifest import Manifest, check_file, read_manifest
-from tuner.export.table import ACTIVATION_CODES, DTYPE_CODES, TRANSPOSE_CODES, Choice
-from tuner.problem import Activation, DType, GemmProblem, ProblemType, Transpose
-
-Array = NDArray[Any]
+from tuner.export.table import Choice
+from tuner.problem import GemmProblem
 
 # wavetune_gemm_args: 9 enums, 12 sizes and strides, alpha and beta, 8 pointers.
 _ARGS = struct.Struct("@9i12q2d8P")
-_ARCH_MISMATCH = 3
-_DTYPES = {dtype.numpy: dtype for dtype in DType}
-_ACTIVATIONS = {activation.value: activation for activation in Activation}
-_Key = tuple[DType, DType, DType | None, Activation]
+_ARCH_MISMATCH = 3  # of wavetune_status
+_MAX_PLANS = 4096
 
 
 def load(folder: str | os.PathLike[str], *, threads: int = 0) -> Library:
@@ -53,14 +49,8 @@ class Library:
         self.path = folder
         self.manifest: Manifest = read_manifest(folder)
         self._table = self.manifest.lookup()
-        self._types: dict[_Key, list[ProblemType]] = {}
-        for type in self._table.types:
-            fused = type.epilogue
-            if not (fused.scale_a or fused.scale_b or fused.scale_alpha_vec):
-                # Operands change places: NumPy's are row-major.
-                key = (type.dtype_b, type.dtype_a, fused.bias, fused.activation)
-                self._types.setdefault(key, []).append(type)
-        self._codes = {type: _codes(type) for types in self._types.values() for type in types}
+        self._planner = Planner(self._table.types)
+        self._plans: dict[tuple[object, ...], Plan] = {}
         library = _open(folder, self.manifest)
         handle = ctypes.c_void_p()
         status = library.wavetune_create(ctypes.byref(handle), threads)
@@ -117,98 +107,60 @@ class Library:
         """
         if self._handle is None:
             raise LibraryError(f"{self.path} is closed; load it again")
-        if out is not None and bias is None and not _is_row_major(out) and _is_row_major(_turned(out)):
-            c = None if c is None else _turned(c)
-            scalars: dict[str, Any] = {"alpha": alpha, "beta": beta, "activation": activation}
-            self.gemm(_turned(b), _turned(a), c=c, out=_turned(out), **scalars)
-            return out
-        shape = _shape(a, b)
         if beta == 0.0:
             c = None
         elif c is None:
             raise ValueError("beta is not 0, so that c is needed; pass c")
-        for name, x in (("c", c), ("out", out)):
-            if x is not None and x.shape != shape:
-                raise ValueError(f"{name} must have the shape {shape} of the result, but has {x.shape}")
-        if bias is not None and bias.shape != shape[-1:]:
-            raise ValueError(f"bias must have the shape {shape[-1:]}, but has {bias.shape}")
-        if out is not None and not out.flags.writeable:
-            raise ValueError("out must be writable, but is read-only; pass a copy")
-        type, b, ldb, a, lda = self._choose(a, b, c, bias, activation, out)
-        d = out
-        if out is None or not _is_row_major(out) or _overlaps(out, a, b, c, bias):
-            d = np.empty(shape, type.dtype_d.numpy)
-        assert d is not None
-        if c is not None and not _is_row_major(c):
+        plan = self._plan(a, b, c, bias, out, activation)
+        options: dict[str, Any] = {"alpha": alpha, "beta": beta, "activation": activation}
+        if out is not None:
+            if not out.flags.writeable:
+                raise ValueError("out must be writable, but is read-only; pass a copy")
+            if plan.turned:
+                self.gemm(
+                    turned(b), turned(a), c=None if c is None else turned(c), out=turned(out), **options
+                )
+                return out
+            if not plan.out_fits or overlap(out, a, b, c, bias):
+                d = np.empty(out.shape, out.dtype)
+                np.copyto(out, self.gemm(a, b, c=c, bias=bias, out=d, **options))
+                return out
+        d = np.empty(plan.shape, plan.dtype) if out is None else out
+        if plan.copy_a is not None:
+            a = copied(a, plan.copy_a)
+        if plan.copy_b is not None:
+            b = copied(b, plan.copy_b)
+        if c is not None and plan.copy_c:
             c = c.copy("C")
-        if bias is not None and not (bias.flags.c_contiguous and bias.flags.aligned):
-            bias = bias.copy()
-        m, k, n = a.shape[-2], a.shape[-1], shape[-1]
-        args = _ARGS.pack(
-            *self._codes[type],
-            n, m, k, shape[0] if len(shape) == 3 else 1,
-            ldb, lda, 0 if c is None else _ld(c), _ld(d),
-            _stride(b), _stride(a), 0 if c is None else _stride(c), _stride(d),
-            alpha, beta,
-            _address(b), _address(a), 0 if c is None else _address(c), _address(d),
-            0 if bias is None else _address(bias), 0, 0, 0,
-        )  # fmt: skip
+        if bias is not None and plan.copy_bias:
+            bias = bias.copy("C")
+        pointers = [0 if x is None else x.ctypes.data for x in (b, a, c, d, bias)]
+        args = _ARGS.pack(*plan.head, alpha, beta, *pointers, 0, 0, 0)
         if status := self._gemm(self._handle, args):
             raise LibraryError(f"gemm: {self._status_string(status).decode()}")
-        if out is None or out is d:
-            return d
-        np.copyto(out, d)
-        return out
+        return d
 
-    def _choose(
-        self, a: Array, b: Array, c: Array | None, bias: Array | None, activation: str, out: Array | None
-    ) -> tuple[ProblemType, Array, int, Array, int]:
-        """The type of kernel, and its operands with their leading dimensions: b, ldb, a and lda."""
-        try:
-            key = (
-                _DTYPES[a.dtype],
-                _DTYPES[b.dtype],
-                None if bias is None else _DTYPES[bias.dtype],
-                _ACTIVATIONS[activation],
-            )
-        except KeyError:
-            if activation not in _ACTIVATIONS:
-                rule = f"activation must be one of {', '.join(_ACTIVATIONS)}, but is {activation!r}"
-                raise ValueError(rule) from None
-            found = next(x.dtype for x in (a, b, bias) if x is not None and x.dtype not in _DTYPES)
-            raise TypeError(f"an element type must be one of {', '.join(DType)}, but is {found}") from None
-        layouts_a, layouts_b = _layouts(a), _layouts(b)
-        best: tuple[tuple[Any, ...], ProblemType] | None = None
-        for type in self._types.get(key, ()):
-            if (out is not None and out.dtype != type.dtype_d.numpy) or (
-                c is not None and c.dtype != type.dtype_c.numpy
-            ):
-                continue
-            copied = (type.trans_a not in layouts_b) * b.size + (type.trans_b not in layouts_a) * a.size
-            usual = type.dtype_d in (type.dtype_a, DType.I32)
-            rank = (copied, not usual, type.dtype_d, type.dtype_c, type.compute, type.trans_a, type.trans_b)
-            if best is None or rank < best[0]:
-                best = (rank, type)
-        if best is None:
-            raise self._no_kernel(key, c, out)
-        type = best[1]
-        if type.trans_a not in layouts_b:
-            b, layouts_b = _copied(b, type.trans_a)
-        if type.trans_b not in layouts_a:
-            a, layouts_a = _copied(a, type.trans_b)
-        return type, b, layouts_b[type.trans_a], a, layouts_a[type.trans_b]
-
-    def _no_kernel(self, key: _Key, c: Array | None, out: Array | None) -> LibraryError:
-        wanted = f"{key[0]} x {key[1]}"
-        wanted += "" if key[2] is None else f" with a bias of {key[2]}"
-        wanted += "" if key[3] is Activation.NONE else f" and {key[3]}"
-        wanted += "".join(
-            f" and {name} of {x.dtype}" for name, x in (("c", c), ("out", out)) if x is not None
-        )
-        names = sorted({type.name for types in self._types.values() for type in types})
-        return LibraryError(
-            f"{self.path} has no kernel for {wanted}; it has {', '.join(names) or 'none for arrays'}"
-        )
+    def _plan(
+        self, a: Array, b: Array, c: Array | None, bias: Array | None, out: Array | None, activation: str
+    ) -> Plan:
+        """The plan for such arrays, made once: programs call with the same shapes again and again."""
+        key: list[object] = [activation]
+        for x in (a, b, c, bias, out):
+            if isinstance(x, np.ndarray):
+                key += (x.dtype, x.shape, x.strides, x.flags.aligned)
+            elif x is None and x is not a and x is not b:
+                key.append(None)
+            else:
+                raise TypeError(
+                    f"an operand must be a NumPy array, but is {type(x).__name__}; use numpy.asarray"
+                )
+        plan = self._plans.get(tuple(key))
+        if plan is None:
+            plan = self._planner.plan(a, b, c, bias, out, activation)
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            self._plans[tuple(key)] = plan
+        return plan
 
     def close(self) -> None:
         """End the team and unload the library. No call may be in progress. May be called twice."""
@@ -259,90 +211,3 @@ def _open(folder: Path, manifest: Manifest) -> ctypes.CDLL:
 def _close(library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
     library.wavetune_destroy(handle)
     _ctypes.dlclose(library._handle)
-
-
-def _codes(type: ProblemType) -> tuple[int, ...]:
-    """The enums that `wavetune_gemm_args` begins with."""
-    dtypes = (type.dtype_a, type.dtype_b, type.dtype_c, type.dtype_d, type.compute, type.epilogue.bias)
-    return (
-        TRANSPOSE_CODES[type.trans_a],
-        TRANSPOSE_CODES[type.trans_b],
-        *(DTYPE_CODES[dtype] for dtype in dtypes),
-        ACTIVATION_CODES[type.epilogue.activation],
-    )
-
-
-def _shape(a: Array, b: Array) -> tuple[int, ...]:
-    """The shape of the product."""
-    for name, x in (("a", a), ("b", b)):
-        if not isinstance(x, np.ndarray):
-            raise TypeError(f"{name} must be a NumPy array, but is {type(x).__name__}; use numpy.asarray")
-        if x.ndim not in (2, 3):
-            raise TypeError(f"{name} must have 2 axes, or 3 with a batch, but has {x.ndim}")
-    if a.shape[-1] != b.shape[-2]:
-        rule = "the columns of a must be as many as the rows of b"
-        raise ValueError(f"{rule}, but there are {a.shape[-1]} and {b.shape[-2]}")
-    batches = {x.shape[0] for x in (a, b) if x.ndim == 3}
-    if len(batches) > 1:
-        raise ValueError(f"a and b must have the same batch, but have {a.shape[0]} and {b.shape[0]}")
-    return (*batches, a.shape[-2], b.shape[-1])
-
-
-def _layouts(x: Array) -> dict[Transpose, int]:
-    """How a kernel can read x in place, N by rows or T by columns, with the leading dimension of each."""
-    size = x.itemsize
-    rows, columns = x.shape[-2:]
-    by_row, by_column = x.strides[-2:]
-    found: dict[Transpose, int] = {}
-    if x.size == 0:  # NumPy gives it strides of 0
-        return {Transpose.N: max(columns, 1), Transpose.T: max(rows, 1)}
-    if not x.flags.aligned:
-        return found
-    if (by_column == size or columns <= 1) and (
-        rows <= 1 or (by_row >= columns * size and by_row % size == 0)
-    ):
-        found[Transpose.N] = max(by_row // size if rows > 1 else columns, 1)
-    if (by_row == size or rows <= 1) and (
-        columns <= 1 or (by_column >= rows * size and by_column % size == 0)
-    ):
-        found[Transpose.T] = max(by_column // size if columns > 1 else rows, 1)
-    if x.ndim == 3 and x.shape[0] > 1 and x.strides[0] != 0:
-        span = max(rows - 1, 0) * abs(by_row) + max(columns - 1, 0) * abs(by_column) + size
-        if x.strides[0] < span or x.strides[0] % size:
-            found.clear()
-    return found
-
-
-def _copied(x: Array, layout: Transpose) -> tuple[Array, dict[Transpose, int]]:
-    x = x.copy("C") if layout is Transpose.N else _turned(_turned(x).copy("C"))
-    return x, _layouts(x)
-
-
-def _turned(x: Array) -> Array:
-    return x.swapaxes(-1, -2)
-
-
-def _is_row_major(x: Array) -> bool:
-    return Transpose.N in _layouts(x)
-
-
-def _ld(x: Array) -> int:
-    return _layouts(x)[Transpose.N]
-
-
-def _stride(x: Array) -> int:
-    return x.strides[0] // x.itemsize if x.ndim == 3 and x.shape[0] > 1 else 0
-
-
-def _address(x: Array) -> int:
-    address: int = x.__array_interface__["data"][0]
-    return address
-
-
-def _overlaps(out: Array, a: Array, b: Array, c: Array | None, bias: Array | None) -> bool:
-    """Whether a kernel would write what it has yet to read. It may write D over C element by element."""
-    if any(x is not None and np.may_share_memory(out, x) for x in (a, b, bias)):
-        return True
-    if c is None or (c.strides == out.strides and _address(c) == _address(out) and c.dtype == out.dtype):
-        return False
-    return np.may_share_memory(out, c)
