@@ -78,7 +78,7 @@ class Planner:
         lda = layouts_a.get(type.trans_b) or max(k if type.trans_b is Transpose.N else m, 1)
         ldb = layouts_b.get(type.trans_a) or max(n if type.trans_a is Transpose.N else k, 1)
         ldc = max(n, 1) if c is None or copy_c else layouts(c)[Transpose.N]
-        ldd = max(n, 1) if not out_layouts else out_layouts[Transpose.N]
+        ldd = (out_layouts or {}).get(Transpose.N, max(n, 1))
         strides = (
             _stride(b, copy_b is not None),
             _stride(a, copy_a is not None),
