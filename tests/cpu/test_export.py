@@ -581,9 +581,7 @@ def kernels(exported: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=["system", "zig"])
-def built(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Any, Path]]:
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workshop, Path]:
     """A small library made with each compiler that there is: the workshop, and the folder moved away."""
     patch = pytest.MonkeyPatch()
     if request.param == "zig":

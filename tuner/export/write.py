@@ -82,18 +82,15 @@ def export_library(
     used = {entry.symbol for sizes in table.types.values() for entry in sizes.values()}
     kernels = sorted((s for s in sources.values() if s.symbol in used), key=lambda s: s.symbol)
     binaries = _build(kernels, target, toolchain.for_objects, cache)
+    scratch = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.tmp"
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.tmp"
-        scratch.mkdir()
-    except OSError as error:
-        raise _cannot_write(folder, error) from None
-    try:
+        scratch.mkdir(parents=True)
         writer = _Writer(scratch, name, winners[0], toolchain, target)
         writer.write(kernels, binaries, table)
         _put_in_place(scratch, folder)
     except OSError as error:
-        raise _cannot_write(folder, error) from None
+        reason = f"cannot write {folder}: {error.strerror or error}"
+        raise LibraryError(f"{reason}; free some space or choose another") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -123,7 +120,7 @@ class _Writer:
         )
         id = content_hash(
             [
-                [record.sha256 for record in records],
+                [file_sha256(path) for path in sorted(self.folder.rglob("*")) if path.is_file()],
                 [[entry.problem.id, entry.symbol, entry.time_ns] for entry in rows],
                 [build.model_dump(), asdict(self.fingerprint), self.name, tuner.__version__],
             ]
@@ -347,12 +344,6 @@ def _exchange(a: Path, b: Path) -> bool:
     if code in (errno.ENOSYS, errno.EINVAL):
         return False
     raise OSError(code, os.strerror(code), str(b))
-
-
-def _cannot_write(folder: Path, error: OSError) -> LibraryError:
-    return LibraryError(
-        f"cannot write {folder}: {error.strerror or error}; free some space or choose another"
-    )
 
 
 @lru_cache(maxsize=1)
