@@ -15,7 +15,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { CACHE_LINE = 64, REMEMBERED = 64 /* a power of two */ };
+enum { CACHE_LINE = 64, REMEMBERED = 256 /* a power of two */ };
 
 /* What one call needs for itself, kept for the next: the workspace, and which entry was nearest to sizes that
  * were not tuned. */
