@@ -13,14 +13,15 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from tuner import __version__
 from tuner.build import Binary, BuildCache, BuildFailure
 from tuner.device import Device, open_device
-from tuner.errors import DeviceError, TemplateError, TunerError
+from tuner.errors import TemplateError
 from tuner.generate import Candidate, KernelSource, Rejection, Space, Template, find_templates, render
+from tuner.identity import content_hash
 from tuner.learn import Observation, Origin, Proposal, Quality, Search, SearchSpace
 from tuner.measure import (
     Measurement,
@@ -151,6 +152,10 @@ class Sweep:
         """End after the trial that is running, with the winners so far."""
         self._stopping.set()
 
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
     def run(self) -> SweepResult:
         """Tune every problem of the spec.
 
@@ -218,7 +223,9 @@ class _Tools:
         templates = find_templates(device.target.kind)
         if unknown := set(settings.templates) - {t.name for t in templates}:
             names = ", ".join(t.name for t in templates)
-            raise TemplateError(f"there is no template {sorted(unknown)[0]} for {settings.device}; use {names}")
+            raise TemplateError(
+                f"there is no template {sorted(unknown)[0]} for {settings.device}; use {names}"
+            )
         chosen = settings.templates or [t.name for t in templates]
         self.templates = {t.name: t for t in templates if t.name in chosen}
 
@@ -298,7 +305,9 @@ class _Task:
         device = self._tools.device
         if 3 * self.problem.min_bytes > device.memory_bytes:
             needed, there = 3 * self.problem.min_bytes / 2**30, device.memory_bytes / 2**30
-            raise _Unsuitable(f"its operands need about {needed:.1f} GiB, but only {there:.1f} GiB may be used")
+            raise _Unsuitable(
+                f"its operands need about {needed:.1f} GiB, but only {there:.1f} GiB may be used"
+            )
         spaces = self._tools.spaces(self.problem)
         if not spaces:
             reasons = [self._tools.why_not(t, self.problem) for t in self._tools.templates.values()]
@@ -472,8 +481,7 @@ class _Task:
         ties = tuple(
             trial.candidate.name
             for trial, _, _ in contest
-            if trial is not winner
-            and paired_ratio_interval(samples[trial.id], samples[winner.id])[1] <= 1.0
+            if trial is not winner and paired_ratio_interval(samples[trial.id], samples[winner.id])[1] <= 1.0
         )
         decided = Winner(
             problem=self.problem,
@@ -516,7 +524,10 @@ class _Task:
 
     def _study_name(self) -> str:
         fingerprint = self._tools.fingerprint
-        return f"{self.problem.name} | {fingerprint.name} | {fingerprint.id[:8]}-{self._key[2][:8]}"
+        # A study fixes the choices of its parameters, so other templates begin another one.
+        templates = content_hash(sorted(t.hash for t in self._tools.templates.values()))
+        key = "-".join(part[:8] for part in (fingerprint.id, self._key[2], templates))
+        return f"{self.problem.name} | {fingerprint.name} | {key}"
 
 
 def _observation(row: int, measurement: Measurement) -> Observation:

@@ -1,10 +1,11 @@
 """Devices: memory, launches and clocks, behind one protocol."""
 
 from tuner.device.cpu import CpuDevice
-from tuner.device.types import Buffer, Device, Fingerprint, GemmCall, Kernel, LaunchError, Ring
+from tuner.device.types import Baseline, Buffer, Device, Fingerprint, GemmCall, Kernel, LaunchError, Ring
 from tuner.errors import DeviceError
 
 __all__ = [
+    "Baseline",
     "Buffer",
     "Device",
     "Fingerprint",

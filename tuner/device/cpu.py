@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +21,7 @@ from tuner.device.types import Array, Fingerprint, GemmCall, Kernel, LaunchError
 from tuner.errors import DeviceError
 from tuner.generate import Target
 from tuner.identity import file_sha256
-from tuner.problem import GemmProblem
+from tuner.problem import DType, GemmProblem
 
 _SLACK = 0xA5  # fills the bytes between the lower guard page and a buffer
 
@@ -144,6 +145,48 @@ class CpuRing:
         return len(self.sets)
 
 
+class NumpyBaseline:
+    """`numpy.matmul` into a given array, as NumPy's users call it; satisfies `tuner.device.Baseline`.
+
+    Its number of threads is that of the BLAS behind NumPy, which the worker process sets on starting.
+    """
+
+    def __init__(self, calls: Sequence[GemmCall]) -> None:
+        config: Any = np.show_config(mode="dicts")
+        blas = config["Build Dependencies"]["blas"]
+        self.name = f"NumPy {np.__version__} ({blas['name']} {blas['version']})"
+        self._calls = [self._operands(call) for call in calls]
+
+    @staticmethod
+    def _operands(call: GemmCall) -> tuple[Array, Array, Array]:
+        """(op(B)^T, op(A)^T, D^T): row-major arrays whose product is the column-major one."""
+        p = call.problem
+
+        def matrix(x: str, rows: int, columns: int, ld: int, dtype: np.dtype[Any]) -> Array:
+            bytes_ = _view(call.addresses[x], (ld * (columns - 1) + rows) * dtype.itemsize)
+            shape, strides = (columns, rows), (ld * dtype.itemsize, dtype.itemsize)
+            return np.lib.stride_tricks.as_strided(bytes_.view(dtype), shape, strides)
+
+        a_shape = (p.m, p.k) if p.type.trans_a == "N" else (p.k, p.m)
+        b_shape = (p.k, p.n) if p.type.trans_b == "N" else (p.n, p.k)
+        a = matrix("a", *a_shape, p.lda, p.type.dtype_a.numpy)
+        b = matrix("b", *b_shape, p.ldb, p.type.dtype_b.numpy)
+        d = matrix("d", p.m, p.n, p.ldd, p.type.dtype_d.numpy)
+        return (b if p.type.trans_b == "N" else b.T), (a if p.type.trans_a == "N" else a.T), d
+
+    def time(self, first: int, samples: int, group: int) -> NDArray[np.float64]:
+        times = np.empty(samples, np.float64)
+        call = first
+        for sample in range(samples):
+            start = time.perf_counter_ns()
+            for _ in range(group):
+                left, right, out = self._calls[call % len(self._calls)]
+                np.matmul(left, right, out=out)
+                call += 1
+            times[sample] = (time.perf_counter_ns() - start) / group
+        return times
+
+
 class CpuDevice:
     """The host's processor with a team of `threads`; satisfies `tuner.device.Device`."""
 
@@ -243,6 +286,15 @@ class CpuDevice:
             self._team, kernel.entry, ring.sets, len(ring), first, samples, group, times.ctypes.data
         )
         return times
+
+    def baseline(self, calls: Sequence[GemmCall]) -> NumpyBaseline | None:
+        problem = calls[0].problem
+        kind = problem.type
+        types = {kind.dtype_a, kind.dtype_b, kind.dtype_d, kind.compute}
+        # NumPy has no BLAS for the other types, and its loops for them would be no fair rival.
+        if types not in ({DType.F32}, {DType.F64}) or problem.batch_count > 1:
+            return None
+        return NumpyBaseline(calls)
 
     def close(self) -> None:
         if self._launcher_library is not None:

@@ -91,6 +91,20 @@ class Ring(Protocol):
     def __len__(self) -> int: ...
 
 
+class Baseline(Protocol):
+    """The library that users of a device would call instead, on the calls of a ring.
+
+    It computes the bare product op(A) op(B): what a fused epilogue saves is not held against it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def time(self, first: int, samples: int, group: int) -> NDArray[np.float64]:
+        """As `Device.time`."""
+        ...
+
+
 class Kernel(Protocol):
     """A kernel that is loaded on a device."""
 
@@ -162,6 +176,10 @@ class Device(Protocol):
         Launch i of the sequence uses call `(first + i) % len(ring)`, all with one `workspace`
         (address, bytes).
         """
+        ...
+
+    def baseline(self, calls: Sequence[GemmCall]) -> Baseline | None:
+        """The vendor's or the user's usual library on these calls; None where it has no such GEMM."""
         ...
 
     def close(self) -> None: ...

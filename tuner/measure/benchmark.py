@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,8 @@ from tuner.problem import GemmProblem
 
 _SAMPLE_NS = 20_000.0  # a sample shorter than this is dominated by the clock's own cost
 _MAX_SETS = 512
+_BLOCK = 5
+_IDLE_SECONDS = 0.15
 _ALIGNMENT = 4096
 
 
@@ -45,12 +48,10 @@ class Benchmark:
             image[offsets[name] : offsets[name] + memory.nbytes] = memory.view(np.uint8)
         self._arena.write(np.tile(image, count))
         base = self._arena.address
-        self._ring: Ring = device.ring(
-            [
-                GemmCall(problem, {n: base + i * set_bytes + o for n, o in offsets.items()})
-                for i in range(count)
-            ]
-        )
+        self._calls = [
+            GemmCall(problem, {n: base + i * set_bytes + o for n, o in offsets.items()}) for i in range(count)
+        ]
+        self._ring: Ring = device.ring(self._calls)
         self._next = 0
         self._workspace: Buffer | None = None
         self._workspace_bytes = 0
@@ -98,6 +99,30 @@ class Benchmark:
                 index = (turn + offset) % len(kernels)
                 samples[index].append(float(self._sample(kernels[index], 1, groups[index])[0]))
         return samples
+
+    def compare(self, kernel: Kernel, rounds: int) -> tuple[str, list[float], list[float]] | None:
+        """Time the device's baseline and a kernel in turn, in blocks of a few samples.
+
+        Returns the baseline's name, the medians (ns) of its blocks and those of the kernel's; None
+        where there is no baseline for the problem.
+        """
+        baseline = self._device.baseline(self._calls)
+        if baseline is None:
+            return None
+        sample_ns = float(self._sample(kernel, 1, 1)[0])
+        group = max(1, round(_SAMPLE_NS / sample_ns))
+        theirs: list[float] = []
+        ours: list[float] = []
+        for _ in range(rounds):
+            # The idle threads of the other side may spin for a while before they sleep.
+            time.sleep(_IDLE_SECONDS)
+            baseline.time(self._next, 1, group)
+            theirs.append(float(np.median(baseline.time(self._next + group, _BLOCK, group))))
+            self._next += (1 + _BLOCK) * group
+            time.sleep(_IDLE_SECONDS)
+            self._sample(kernel, 1, group)
+            ours.append(float(np.median(self._sample(kernel, _BLOCK, group))))
+        return baseline.name, theirs, ours
 
     def free(self) -> None:
         self._arena.free()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -86,6 +87,22 @@ class Supervisor:
         )
         return result
 
+    def compare(
+        self, binary: Binary, rounds: int, slowest_ns: float
+    ) -> tuple[str, list[float], list[float]] | None:
+        """Time the device's baseline against a validated candidate, in turn.
+
+        Returns the baseline's name and `rounds` times (ns) of it and of the candidate; None where the
+        device has no baseline for the problem.
+
+        Raises:
+            WorkerLost: the candidate crashed or hung after all.
+        """
+        self._ready()
+        deadline = _START_SECONDS + 1e-6 * slowest_ns * rounds
+        result = self._call(deadline, op="compare", binary=_wire(binary), rounds=rounds)
+        return None if result is None else (result[0], result[1], result[2])
+
     def stop(self) -> None:
         """End the worker, if there is one. The next request starts another."""
         if self._process is None:
@@ -139,10 +156,15 @@ class Supervisor:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
+        environment = dict(os.environ)
+        if self._arguments[1] != "0":
+            for library in ("OPENBLAS", "MKL", "OMP"):
+                environment[f"{library}_NUM_THREADS"] = self._arguments[1]
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tuner.measure.worker", str(theirs.fileno()), *self._arguments],
                 pass_fds=[theirs.fileno()],
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -101,6 +101,15 @@ class Worker:
             for kernel in kernels:
                 self.device.unload(kernel)
 
+    def compare(self, binary: dict[str, Any], rounds: int) -> tuple[str, list[float], list[float]] | None:
+        """Time the device's baseline against a validated candidate; see `Benchmark.compare`."""
+        assert self._benchmark is not None
+        kernel = self._load(binary)
+        try:
+            return self._benchmark.compare(kernel, rounds)
+        finally:
+            self.device.unload(kernel)
+
     def _load(self, binary: dict[str, Any]) -> Kernel:
         return self.device.load(Binary(**{**binary, "path": Path(binary["path"])}))
 
@@ -112,6 +121,7 @@ def serve(connection: Connection, device_kind: str, threads: int | None) -> None
         "prepare": worker.prepare,
         "measure": worker.measure,
         "interleave": worker.interleave,
+        "compare": worker.compare,
     }
     while True:
         try:
