@@ -107,7 +107,7 @@ def _hip() -> str:
         DeviceError: there is none, or no ROCm; GPUs are not needed to tune the processor.
     """
     try:
-        hip: Any = importlib.import_module("hip.hip")
+        hip: Any = importlib.import_module("hip").hip
     except Exception as error:
         raise DeviceError(f"hip-python does not import: {error}") from None
     try:

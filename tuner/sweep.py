@@ -103,11 +103,15 @@ class CanaryTimed:
 
 @dataclass(frozen=True)
 class ProblemEnded:
-    """`winner` is None where no candidate was valid; `quality` is None where nothing was left to do."""
+    """`winner` is None where no candidate was valid; `quality` is None where nothing was left to do.
+
+    `mirror_seconds` is what writing the trials to the problem's Optuna study took.
+    """
 
     problem: GemmProblem
     winner: Winner | None
     quality: Quality | None
+    mirror_seconds: float
 
 
 @dataclass(frozen=True)
@@ -293,8 +297,12 @@ class _Task:
         fresh = len(self._measured) > known
         if fresh or current is None or current.trial_id not in {t.id for t in self._measured.values()}:
             current = self._decide()
-        mirror_trials(self._store, self._study_name(), search.frozen_trials())
-        self._sweep._notify(ProblemEnded(self.problem, current, search.quality() if fresh else None))
+        start = time.perf_counter()
+        if fresh:
+            mirror_trials(self._store, self._study_name(), search.frozen_trials())
+        mirror_seconds = time.perf_counter() - start
+        quality = search.quality() if fresh else None
+        self._sweep._notify(ProblemEnded(self.problem, current, quality, mirror_seconds))
         return current
 
     def _open(self, share: float | None) -> tuple[Search, dict[int, int]]:
