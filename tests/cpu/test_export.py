@@ -407,25 +407,35 @@ def test_a_workspace_is_aligned_whole_and_kept(shop: Workshop, tmp_path: Path) -
 def test_c_and_python_choose_the_same_kernel(shop: Workshop, tmp_path: Path) -> None:
     random_ = random.Random(1)
     sizes = {tuple(random_.choice((1, 4, 8, 16, 50, 128, 3000)) for _ in range(3)) for _ in range(30)}
-    winners = [
-        shop.probe(GemmProblem.create(F32, m, n, k, batch_count=batch), f"k_{m}_{n}_{k}_{batch}", "")
+    problems = [
+        GemmProblem.create(F32, m, n, k, batch_count=batch)
         for m, n, k in sizes
         for batch in random_.choice(((1,), (1, 8)))
     ]
+    winners = [shop.probe(p, f"k{number}", f"d[0] = {number};") for number, p in enumerate(problems)]
     winners += [shop.probe(GemmProblem.create(BIAS, 8, 8, 8), "with_bias", "")]
     shop.export(winners, tmp_path / "x")
     args = Args(tmp_path / "x")
     exact_count = 0
-    with tuner.load(tmp_path / "x") as library:
+    with tuner.load(tmp_path / "x", threads=1) as library:
+
+        def expected(m: int, n: int, k: int, batch: int = 1) -> tuple[str, bool]:
+            choice = library.kernel_for(GemmProblem.create(F32, m, n, k, batch_count=batch))
+            assert choice is not None
+            return choice.symbol, choice.exact
+
         for _ in range(3000):
             m, n, k = (random_.choice((1, 2, 4, 8, 16, 50, 90, 128, 3000, 10**9)) for _ in range(3))
             batch = random_.choice((1, 2, 3, 8))
-            choice = library.kernel_for(GemmProblem.create(F32, m, n, k, batch_count=batch))
-            assert choice is not None
-            exact_count += choice.exact
-            assert args.kernel(m, n, k, batch) == (choice.symbol, choice.exact)
+            found = args.kernel(m, n, k, batch)
+            exact_count += found[1]
+            assert found == expected(m, n, k, batch)
+        assert exact_count > 10
+        for _ in range(2000):  # many more than the runtime remembers, and what really runs
+            m, n, k = (random_.randrange(1, 200) for _ in range(3))
+            ran = library.gemm(np.empty((n, k), np.float32), np.empty((k, m), np.float32))[0, 0]
+            assert f"k{ran:.0f}" == expected(m, n, k)[0]
         assert library.kernel_for(GemmProblem.create(BIAS_GELU, 8, 8, 8)) is None
-    assert exact_count > 10
 
 
 def test_kernels_of_one_name_and_different_text_are_both_there(shop: Workshop, tmp_path: Path) -> None:
