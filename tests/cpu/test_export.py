@@ -842,6 +842,16 @@ def test_an_earlier_export_is_replaced_on_request_alone(shop: Workshop, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
+def test_an_earlier_export_is_replaced_where_folders_cannot_be_exchanged(
+    shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.export(small(shop, 1), tmp_path / "x")
+    monkeypatch.setattr("tuner.export.write._exchange", lambda a, b: False)
+    shop.export(small(shop, 2), tmp_path / "x", overwrite=True)
+    assert answer(tmp_path / "x") == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
 def test_an_empty_folder_is_filled(shop: Workshop, tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     shop.export(small(shop, 1), tmp_path / "x")
