@@ -212,6 +212,17 @@ def test_batches(library: Library, shapes: tuple[tuple[int, ...], tuple[int, ...
     np.testing.assert_array_equal(library.gemm(a, b), a @ b)
 
 
+@pytest.mark.parametrize("lies", ["rows", "columns", "shared"])
+def test_c_of_a_batch_may_lie_in_any_way(library: Library, lies: str) -> None:
+    a, b, c = whole((3, 5, 7)), whole((7, 9), seed=1), whole((3, 5, 9), seed=2)
+    if lies == "columns":
+        c = np.zeros((3, 20, 5), np.float32)[:, :9].swapaxes(1, 2)
+        c[:] = whole((3, 5, 9), seed=2)
+    elif lies == "shared":
+        c = np.broadcast_to(c[:1], c.shape)
+    np.testing.assert_array_equal(library.gemm(a, b, c=c, beta=2.0), a @ b + 2 * c)
+
+
 def test_a_batch_of_overlapping_windows(library: Library) -> None:
     a = np.lib.stride_tricks.sliding_window_view(whole((20,)), 8).reshape(13, 1, 8)
     b = whole((8, 4))
