@@ -458,6 +458,8 @@ def test_kernels_of_one_name_and_different_text_are_both_there(shop: Workshop, t
     with tuner.load(tmp_path / "x") as library:
         assert library.gemm(whole((4, 4)), whole((4, 4)))[0, 0] == 1
         assert library.gemm(whole((9, 9)), whole((9, 9)))[0, 0] == 2
+        shop.export(winners[::-1], tmp_path / "y")
+        assert verify(tmp_path / "y").id == library.manifest.id
 
 
 # The C interface.
