@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,6 +121,11 @@ def read_yaml(text: str, file: str) -> Document:
     except RecursionError:
         message = "lists or mappings are nested too deeply; a spec has at most 8 levels"
         raise SpecError(located(file, 1, 1, "yaml", message)) from None
+    except (ValueError, OverflowError):  # of chr(), the one thing that the scanner does not check
+        escape = re.search(r"\\U(?!00(0.|10))", text)
+        line, column = line_and_column(text[: escape.start() if escape else 0])
+        message = "the escape names no character; characters end at \\U0010FFFF"
+        raise SpecError(located(file, line, column, "yaml", message)) from None
     document = Document(file)
     if root is not None:
         document.value = _Reader(document, yaml).value(root, ())

@@ -316,6 +316,7 @@ _RULES = {
     "finite_number": "must be finite, but is {value}; write a number such as 1.5",
     "bool_type": "must be true or false, but is {value}; write one of the two",
     "string_type": "must be text, but is {value}; put it in quotes",
+    "string_unicode": "must be text, but has half of a surrogate pair; write the character itself",
     "string_too_short": "must not be empty; write a name, or remove the key",
     "string_too_long": "must have at most {max_length} characters; shorten it",
     "list_type": "must be a list, but is {value}; start each item on a line with `- `",
