@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tuner.errors import TemplateError
 from tuner.generate.template import Constraint, Template
@@ -134,7 +134,29 @@ class Space:
             wanted = [p.values.index(params[p.name]) for p in self.template.parameters]
         except (KeyError, ValueError):
             return None
-        return self._rows.get(np.asarray(wanted, np.int16).tobytes())
+        found = self._find(np.asarray(wanted, np.int64)[np.newaxis])
+        return int(found[0]) if len(found) else None
+
+    def neighbours(self, row: int) -> NDArray[np.int64]:
+        """The rows of the valid candidates that differ from `row` in the value of one parameter."""
+        code = self.codes[row].astype(np.int64)
+        changed = []
+        for index, parameter in enumerate(self.template.parameters):
+            others = [v for v in range(len(parameter.values)) if v != code[index]]
+            block = np.tile(code, (len(others), 1))
+            block[:, index] = others
+            changed.append(block)
+        return self._find(np.concatenate(changed))
+
+    def take(self, rows: ArrayLike) -> Space:
+        """The part of the space that has these rows, in this order: features cost what is asked for."""
+        chosen = np.asarray(rows, np.int64)
+        count = len(self)
+        columns = {
+            name: column[chosen] if np.shape(column) == (count,) else column
+            for name, column in self._columns.items()
+        }
+        return replace(self, codes=self.codes[chosen], _columns=columns)
 
     @cached_property
     def default_row(self) -> int:
@@ -172,9 +194,22 @@ class Space:
         estimate = self.template.estimate_ns({**self._columns, **self.features})
         return np.broadcast_to(np.asarray(estimate, np.float64), (len(self),))
 
+    def _find(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows that have these codes, without those that no row has."""
+        keys = codes @ self._radix
+        places = np.minimum(np.searchsorted(self._keys, keys), len(self) - 1)
+        return np.asarray(places[self._keys[places] == keys], np.int64)
+
     @cached_property
-    def _rows(self) -> dict[bytes, int]:
-        return {row.tobytes(): i for i, row in enumerate(self.codes)}
+    def _radix(self) -> NDArray[np.int64]:
+        """What one step of each parameter is worth in a row's number among all raw combinations."""
+        sizes = [len(p.values) for p in self.template.parameters]
+        return np.array([math.prod(sizes[i + 1 :]) for i in range(len(sizes))], np.int64)
+
+    @cached_property
+    def _keys(self) -> NDArray[np.int64]:
+        """The number of each row among all raw combinations: ascending, as rows are in that order."""
+        return self.codes.astype(np.int64) @ self._radix
 
 
 def _rejection(constraint: Constraint, count: int) -> Rejection:
