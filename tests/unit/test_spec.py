@@ -552,3 +552,48 @@ def test_the_schema_refuses_what_the_loader_refuses(document: dict[str, Any]) ->
         jsonschema.validate(document, spec_schema())
     with pytest.raises(SpecError):
         load(json.dumps(document))
+
+
+# The documentation
+
+GUIDE = (ROOT / "docs" / "spec.md").read_text()
+BLOCKS = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
+
+
+def test_the_examples_of_the_guide_load() -> None:
+    decoder, row, column, _ = BLOCKS
+    assert [len(load(text).problems) for text in (decoder, row, column)] == [11, 1, 1]
+    assert load(row).problems == load(column).problems
+
+
+def test_the_errors_of_the_guide_are_the_true_ones() -> None:
+    (shown,) = re.findall(r"```console\n(.*?)\n```", GUIDE, re.DOTALL)
+    with pytest.raises(SpecError) as error:
+        loads_spec(BLOCKS[-1], "mlp.yaml")
+    told = [f"tuner: {line}" for line in str(error.value).split("\n")]
+    assert shown.split("\n") == ["$ tuner tune mlp.yaml", *told]
+
+
+@pytest.mark.parametrize(
+    ("section", "model"),
+    [
+        ("The file", ""),
+        ("A GEMM", "Gemm"),
+        ("A grid of sizes", "Grid"),
+        ("A range", "Range"),
+        ("Element types", "Dtypes"),
+        ("An epilogue", "EpilogueSettings"),
+    ],
+)
+def test_the_guide_has_every_key_with_its_default(section: str, model: str) -> None:
+    schema = spec_schema()["$defs"][model] if model else spec_schema()
+    (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", GUIDE, re.DOTALL | re.MULTILINE)
+    documented = {}
+    for keys, default in re.findall(r"^\| (`.*?) \| .* \| (.*)\|$", text, re.MULTILINE):
+        documented |= dict.fromkeys(re.findall(r"`(\w+)`", keys), default.strip())
+    assert documented.keys() == schema["properties"].keys()
+    for key, default in documented.items():
+        assert (default == "required") == (key in schema.get("required", [])), key
+        if "default" in schema["properties"][key]:
+            value = schema["properties"][key]["default"]
+            assert default == f"`{value if isinstance(value, str) else json.dumps(value)}`", key

@@ -113,7 +113,7 @@ class _Schema(GenerateJsonSchema):
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
         result = super().default_schema(schema)
-        if result.get("default", 0) is None:
+        if result.get("default", 0) in (None, ""):
             del result["default"]
         return result
 
