@@ -42,6 +42,10 @@ class HostToolchain:
         return self.version
 
     @property
+    def is_zig(self) -> bool:
+        return self.version.startswith("zig ")
+
+    @property
     def for_objects(self) -> HostToolchain:
         """The same compiler, making object files instead, for `link`."""
         return replace(self, product="-c")
@@ -54,7 +58,18 @@ class HostToolchain:
         return (*_COMMON_FLAGS, baseline, *self.extra_flags)
 
     def flags(self, target: Target) -> tuple[str, ...]:
-        return (*_COMMON_FLAGS, self.product, *_arch_flags(target.arch), *self.extra_flags)
+        return (*_COMMON_FLAGS, self.product, *self._arch_flags(target.arch), *self.extra_flags)
+
+    def _arch_flags(self, arch: str) -> tuple[str, ...]:
+        """`x86_64-v4+avx512vnni` names a psABI level and features beyond it, as the compilers do."""
+        machine, _, features = arch.partition("+")
+        extra = tuple(f"-m{feature}" for feature in features.split("+") if feature)
+        if not machine.startswith("x86_64-v"):
+            return ("-mcpu=native",)
+        if self.is_zig:
+            # zig spells levels its own way, and lets -mtune=native override them.
+            return (f"-march={machine.replace('-', '_')}", *extra)
+        return (f"-march={machine.replace('_', '-')}", "-mtune=native", *extra)
 
     def compile(self, source: KernelSource, target: Target, folder: Path) -> str | None:
         """Write `kernel.bin`, a shared library or object, into `folder`; return None or the first errors."""
@@ -110,15 +125,6 @@ class HostToolchain:
         lines = [line for line in result.stderr.splitlines() if "error" in line]
         message = "\n".join((lines or result.stderr.splitlines())[:5])
         return message.replace(f"{inputs[0].parent}{os.sep}", "") or f"exit code {result.returncode}"
-
-
-def _arch_flags(arch: str) -> tuple[str, ...]:
-    """`x86_64-v4+avx512vnni` names a psABI level and features beyond it, as the compilers do."""
-    machine, _, features = arch.partition("+")
-    extra = tuple(f"-m{feature}" for feature in features.split("+") if feature)
-    if machine.startswith("x86_64-v"):
-        return (f"-march={machine.replace('_', '-')}", "-mtune=native", *extra)
-    return ("-mcpu=native",)
 
 
 @lru_cache(maxsize=1)
