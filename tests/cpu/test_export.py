@@ -962,7 +962,7 @@ def test_winners_that_cannot_be_exported(shop: Workshop, tmp_path: Path) -> None
     text = "int k(void) { return nothing; }"
     for winners, expected in (
         ([], "at least one winner"),
-        ([changed(shop, kind="hip")], "only kernels of the cpu device"),
+        ([changed(shop, kind="hip")], "only winners of the cpu device"),
         ([good, changed(shop, name="Another Processor")], "for one device"),
         ([changed(shop, toolchain="cc 0.1")], "with cc 0.1 for"),
         ([changed(shop, arch="x86_64-v9")], "for x86_64-v9, but the compiler here"),

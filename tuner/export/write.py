@@ -236,8 +236,8 @@ def _check_winners(winners: Sequence[Winner], toolchain: HostToolchain, target: 
         raise LibraryError("an export needs at least one winner, but there is none; run `tuner tune` first")
     for winner in winners:
         found = winner.fingerprint
-        if found.kind != "cpu" or winner.source.language != "c":
-            rule = f"only kernels of the cpu device can be exported, but a winner is for {found.kind}"
+        if found.kind != target.kind or winner.source.language != "c":
+            rule = f"only winners of the {target.kind} device can be exported, but one is of {found.kind}"
             raise LibraryError(f"{rule}; choose the device with --device")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,200}", winner.source.symbol):
             rule = f"the symbol of a kernel must be a C identifier, but is {winner.source.symbol[:80]!r}"
