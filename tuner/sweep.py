@@ -352,16 +352,14 @@ class _Task:
 
     def _search(self, search: Search, attempts: dict[int, int], end: float | None) -> None:
         batch = max(4, 2 * self._tools.jobs)
-        rows = search.space.default_rows
-        canary = next((c for row in rows if (c := search.space.candidate(row))), None)
+        canary = search.space.candidate(search.space.default_rows[0])
         since_canary, first_canary = 0, None
         while not self._over(end):
             start = time.perf_counter()
             proposals = search.ask(batch)
             if not proposals:
                 return
-            if len(self._measured) == 0:
-                self._supervisor.prepare(self.problem)
+            self._supervisor.prepare(self.problem)
             candidates = [search.space.candidate(p.row) for p in proposals]
             asked = time.perf_counter()
             built = self._tools.build(candidates, self.problem)
@@ -371,10 +369,10 @@ class _Task:
                     return
                 self._trial(search, proposal, candidate, binary, attempts.get(proposal.row, 0), shared)
             since_canary += len(proposals)
-            if canary is not None and since_canary >= _CANARY_EVERY:
+            if since_canary >= _CANARY_EVERY:
                 since_canary = 0
-                drift = self._time_canary(canary, first_canary)
-                first_canary = first_canary or drift
+                time_ns = self._time_canary(canary, first_canary)
+                first_canary = first_canary or time_ns
 
     def _trial(
         self,

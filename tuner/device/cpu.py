@@ -266,10 +266,13 @@ class CpuDevice:
     def arena(self, nbytes: int) -> CpuArena:
         return CpuArena(self._launcher, nbytes)
 
-    def launch(self, kernel: Kernel, call: GemmCall) -> None:
+    def launch(self, kernel: Kernel, call: GemmCall, stagger: int = 0) -> None:
         assert isinstance(kernel, CpuKernel)
-        args = gemm_args(call)
-        self._launcher.launcher_run(self._team, kernel.entry, ctypes.byref(args))
+        args = ctypes.byref(gemm_args(call))
+        if stagger:
+            self._launcher.launcher_run_staggered(self._team, kernel.entry, args, stagger)
+        else:
+            self._launcher.launcher_run(self._team, kernel.entry, args)
 
     def ring(self, calls: Sequence[GemmCall]) -> CpuRing:
         return CpuRing((GemmArgs * len(calls))(*(gemm_args(call) for call in calls)))
@@ -320,6 +323,7 @@ def _load_launcher(toolchain: HostToolchain) -> ctypes.CDLL:
         "launcher_arena_alloc": (pointer, [size]),
         "launcher_arena_free": (None, [pointer, size]),
         "launcher_run": (None, [pointer, pointer, pointer]),
+        "launcher_run_staggered": (None, [pointer, pointer, pointer, ctypes.c_int]),
         "launcher_time": (
             None,
             [pointer, pointer, pointer, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int, pointer],

@@ -61,6 +61,47 @@ EXPORT void launcher_run(host_team *team, tuner_gemm_kernel *kernel, const tuner
     host_team_run(team, kernel, args);
 }
 
+/* A team whose ranks start, and pass barriers, at different times: a kernel in which ranks race is right
+ * by luck if they march in step. Odd values of `stagger` let rank 0 come last, even ones first; at
+ * barriers the order changes each time.
+ */
+typedef struct staggered_team {
+    tuner_team base;
+    host_team *team;
+    tuner_gemm_kernel *kernel;
+    int stagger;
+} staggered_team;
+
+static staggered_team staggered;
+static _Thread_local unsigned barriers_passed;
+
+static void linger(int rank, unsigned step) {
+    const double span_ns = 60e3;
+    int last = staggered.base.size - 1;
+    int place = ((unsigned)staggered.stagger + step) % 2 ? last - rank : rank;
+    double until = now_ns() + (last ? span_ns * place / last : 0);
+    while (now_ns() < until) TUNER_PAUSE();
+}
+
+static void staggered_barrier(tuner_team *base, int rank) {
+    (void)base;
+    linger(rank, ++barriers_passed);
+    host_team_barrier(&staggered.team->base, rank);
+}
+
+static void staggered_kernel(const tuner_gemm_args *args, tuner_team *team, int rank) {
+    (void)team;
+    barriers_passed = 0;
+    linger(rank, 0);
+    staggered.kernel(args, &staggered.base, rank);
+}
+
+EXPORT void launcher_run_staggered(host_team *team, tuner_gemm_kernel *kernel, const tuner_gemm_args *args,
+                                   int stagger) {
+    staggered = (staggered_team){{team->base.size, staggered_barrier}, team, kernel, stagger};
+    host_team_run(team, staggered_kernel, args);
+}
+
 /* Times `samples` groups of `group` launches each and writes nanoseconds of one launch per group.
  * Launch i uses sets[(first + i) % set_count], so that a ring of operand sets larger than the cache
  * makes every launch find its operands in memory.

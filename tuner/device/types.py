@@ -160,8 +160,12 @@ class Device(Protocol):
         """Memory for timing: aligned and placed as an application's would be, without guards."""
         ...
 
-    def launch(self, kernel: Kernel, call: GemmCall) -> None:
-        """Run the kernel once and wait for it. Raises `LaunchError`."""
+    def launch(self, kernel: Kernel, call: GemmCall, stagger: int = 0) -> None:
+        """Run the kernel once and wait for it. Raises `LaunchError`.
+
+        Other values of `stagger` than 0 delay the threads of a team differently, which brings races to
+        light, on a device that leaves their order to us.
+        """
         ...
 
     def ring(self, calls: Sequence[GemmCall]) -> Ring:
