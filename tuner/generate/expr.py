@@ -34,6 +34,16 @@ def _power(a: Any, b: Any) -> Any:
     return np.power(np.asarray(a, np.float64), b)
 
 
+def _on_numbers(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """The operation with True as 1 and False as 0, as in Python; NumPy's + would be a logical or."""
+
+    def apply(*values: Any) -> Any:
+        arrays = [np.asarray(value) for value in values]
+        return operation(*(a.astype(np.int64) if a.dtype == np.bool_ else a for a in arrays))
+
+    return apply
+
+
 def _reduce(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def apply(first: Any, *rest: Any) -> Any:
         for value in rest:
@@ -53,12 +63,12 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], range]] = {
     "sqrt": (np.sqrt, range(1, 2)),
 }
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: np.add,
-    ast.Sub: np.subtract,
-    ast.Mult: np.multiply,
-    ast.Div: np.true_divide,
-    ast.FloorDiv: np.floor_divide,
-    ast.Mod: np.mod,
+    ast.Add: _on_numbers(np.add),
+    ast.Sub: _on_numbers(np.subtract),
+    ast.Mult: _on_numbers(np.multiply),
+    ast.Div: _on_numbers(np.true_divide),
+    ast.FloorDiv: _on_numbers(np.floor_divide),
+    ast.Mod: _on_numbers(np.mod),
     ast.Pow: _power,
 }
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -71,8 +81,8 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.Not: np.logical_not,
-    ast.USub: np.negative,
-    ast.UAdd: np.positive,
+    ast.USub: _on_numbers(np.negative),
+    ast.UAdd: _on_numbers(np.positive),
 }
 
 
@@ -122,9 +132,9 @@ class Expression:
         compile = self._compile
         match node:
             case ast.Constant(value=bool() | int() | float() | str() as value):
-                constant: Any = np.asarray(value)[()]
-                if constant.dtype == object:  # an integer beyond 64 bits
+                if type(value) is int and value >= 2**63:
                     raise TemplateError(f"`{self.text}`: {value} does not fit in 64 bits")
+                constant: Any = np.asarray(value)[()]
                 return lambda scope: constant
             case ast.Name(id=name):
                 names.add(name)
@@ -158,12 +168,14 @@ class Expression:
         links: list[_Node] = []
         for op, right in zip(ops, comparators, strict=True):
             a = self._compile(left, names)
-            if isinstance(op, ast.In | ast.NotIn) and isinstance(right, ast.Tuple | ast.List):
+            if isinstance(op, ast.In | ast.NotIn):
+                if not isinstance(right, ast.Tuple | ast.List):
+                    raise TemplateError(f"`{self.text}`: `in` takes a tuple of values on its right")
                 links.append(_membership(a, [self._compile(item, names) for item in right.elts], op))
             elif type(op) in _COMPARE:
                 links.append(_comparison(_COMPARE[type(op)], a, self._compile(right, names)))
             else:
-                raise TemplateError(f"`{self.text}`: `in` takes a tuple of values on its right")
+                raise TemplateError(f"`{self.text}`: `is` is not allowed in an expression")
             left = right
         conjunction = _reduce(np.logical_and)
         return lambda scope: conjunction(*(link(scope) for link in links))

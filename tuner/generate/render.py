@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+import traceback
 from functools import lru_cache
 from pathlib import Path
 
-from jinja2 import FileSystemLoader, StrictUndefined
-from jinja2 import TemplateError as JinjaError
+from jinja2 import FileSystemLoader, PrefixLoader, StrictUndefined, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tuner.errors import TemplateError
@@ -40,15 +40,16 @@ def render(template: Template, candidate: Candidate, type: ProblemType, target: 
     pieces: list[str] = []
     size = 0
     try:
-        jinja = _environment(template.folder.parent).get_template(f"{template.folder.name}/{template.kernel}")
+        jinja = _environment(template.folder).get_template(f"{template.folder.name}/{template.kernel}")
         for piece in jinja.generate(context):
             size += len(piece)
             if size > _MAX_SOURCE:
                 raise TemplateError(f"{template.name}: the source exceeds {_MAX_SOURCE:,} characters")
             pieces.append(piece)
-    except (JinjaError, OverflowError, TypeError, ValueError, ZeroDivisionError) as error:
-        where = f"{getattr(error, 'filename', None) or template.kernel}:{getattr(error, 'lineno', '?')}"
-        raise TemplateError(f"{template.name}: {where}: cannot render {candidate.name}: {error}") from None
+    except TemplateError:
+        raise
+    except Exception as error:  # a template may call, and so raise, anything
+        raise TemplateError(f"{_where(error, template)}: cannot render {candidate.name}: {error}") from None
     return KernelSource(candidate, type, template.language, symbol, "".join(pieces))
 
 
@@ -57,10 +58,20 @@ def symbol_of(candidate: Candidate, type: ProblemType) -> str:
     return re.sub(r"\W", "_", f"{candidate.name}_{type.name}")
 
 
-@lru_cache(maxsize=8)
-def _environment(root: Path) -> ImmutableSandboxedEnvironment:
+def _where(error: Exception, template: Template) -> str:
+    """`file:line` of the innermost template line that an error came from."""
+    if isinstance(error, TemplateSyntaxError):
+        return f"{error.filename or template.kernel}:{error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.endswith(".py")]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(template.folder / template.kernel)
+
+
+@lru_cache(maxsize=64)
+def _environment(folder: Path) -> ImmutableSandboxedEnvironment:
+    """The sandbox of one template, which reads the files that its hash covers and no others."""
+    common = [folder.parent / "common", builtin_root() / "common"]
     return ImmutableSandboxedEnvironment(
-        loader=FileSystemLoader([root, builtin_root()]),
+        loader=PrefixLoader({folder.name: FileSystemLoader(folder), "common": FileSystemLoader(common)}),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

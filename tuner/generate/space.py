@@ -191,11 +191,13 @@ class Space:
     @cached_property
     def estimate_ns(self) -> NDArray[np.float64]:
         """The template's analytic time estimate in nanoseconds, shape (candidates,)."""
-        estimate = self.template.estimate_ns({**self._columns, **self.features})
+        estimate = self.template.estimate_ns({**self.features, **self._columns})
         return np.broadcast_to(np.asarray(estimate, np.float64), (len(self),))
 
     def _find(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows that have these codes, without those that no row has."""
+        if not len(self):
+            return np.zeros(0, np.int64)
         keys = codes @ self._radix
         places = np.minimum(np.searchsorted(self._keys, keys), len(self) - 1)
         return np.asarray(places[self._keys[places] == keys], np.int64)

@@ -17,10 +17,12 @@ from ruamel.yaml.error import YAMLError
 from tuner.errors import TemplateError
 from tuner.generate.expr import Expression
 from tuner.generate.types import Candidate, ParamValue, Target
-from tuner.problem import ProblemType
+from tuner.problem import GemmProblem, ProblemType
 
 DESCRIPTION = "template.yaml"
 _Identifier = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
+_PROBLEM = GemmProblem.create(ProblemType(), 1, 1, 1)
+_RESERVED = {*_PROBLEM.scope(), "kind", "arch", "problem", "target", "candidate", "symbol"}
 _FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.]*$")]
 
 
@@ -198,11 +200,11 @@ def _load(folder: Path, hash: str) -> Template:
         description = _Description.model_validate(data)
     except (OSError, UnicodeDecodeError) as error:
         raise TemplateError(f"{path}: cannot be read: {error}") from None
-    except YAMLError as error:
-        raise TemplateError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:
         lines = (f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise TemplateError("\n".join(lines)) from None
+    except (YAMLError, ValueError, OverflowError, RecursionError) as error:
+        raise TemplateError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not (folder / description.kernel).is_file():
         raise TemplateError(f"{path}: kernel: there is no file {description.kernel} in {folder}")
 
@@ -237,7 +239,13 @@ def _load(folder: Path, hash: str) -> Template:
         defaults=tuple(description.defaults),
         hash=hash,
     )
+    names = [*description.parameters, *description.derived, *description.features]
+    taken = [name for i, name in enumerate(names) if name in _RESERVED or name in names[:i]]
+    if taken:
+        raise TemplateError(f"{path}: the name {taken[0]} is taken; choose another")
     for parameter in template.parameters:
+        if len(set(parameter.values)) < len(parameter.values):
+            raise TemplateError(f"{path}: parameters.{parameter.name}: a value is listed twice")
         strings = [v for v in parameter.values if isinstance(v, str)]
         bad = [v for v in strings if not re.fullmatch(r"[A-Za-z0-9_]+", v)]
         if bad:
