@@ -53,29 +53,30 @@ class BuildCache:
         entry = self.root / key[:2] / key
         if (found := self._read(entry, source, toolchain, seconds=0.0)) is not None:
             return found
-        entry.parent.mkdir(exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=entry.parent))
         try:
-            start = time.perf_counter()
-            message = toolchain.compile(source, target, scratch)
-            seconds = time.perf_counter() - start
-            record: dict[str, object] = {"symbol": source.symbol, "seconds": seconds}
-            if message is None:
-                record["sha256"] = file_sha256(scratch / _BINARY)
-                record["bytes"] = (scratch / _BINARY).stat().st_size
-            else:
-                record["failure"] = message
-            (scratch / _RECORD).write_text(json.dumps(record))
-            # The loser of a race finds a full folder in the way; the winner's copy is as good.
-            with contextlib.suppress(OSError):
-                scratch.rename(entry)
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=entry.parent))
+            try:
+                start = time.perf_counter()
+                message = toolchain.compile(source, target, scratch)
+                seconds = time.perf_counter() - start
+                record: dict[str, object] = {"symbol": source.symbol, "seconds": seconds}
+                if message is None:
+                    record["sha256"] = file_sha256(scratch / _BINARY)
+                    record["bytes"] = (scratch / _BINARY).stat().st_size
+                else:
+                    record["failure"] = message
+                (scratch / _RECORD).write_text(json.dumps(record))
+                # The loser of a race finds a full folder in the way; the winner's copy is as good.
+                with contextlib.suppress(OSError):
+                    scratch.rename(entry)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
         except OSError as error:
             raise ToolchainError(
                 f"cannot write to the build cache {self.root}: {error.strerror}; "
                 "free some space or set TUNER_CACHE to another folder"
             ) from None
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
         found = self._read(entry, source, toolchain, seconds=seconds)
         if found is None:
             raise ToolchainError(f"the build cache entry {entry} is damaged; delete that folder")
@@ -91,25 +92,24 @@ class BuildCache:
     def _read(
         self, entry: Path, source: KernelSource, toolchain: Toolchain, seconds: float
     ) -> Binary | BuildFailure | None:
+        if not entry.is_dir():
+            return None
         try:
             record = json.loads((entry / _RECORD).read_text())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError):
+            if "failure" in record:
+                return BuildFailure(source.id, toolchain.id, record["failure"], seconds)
+            path = entry / _BINARY
+            if file_sha256(path) != record["sha256"]:
+                raise ValueError("the binary has changed")
+            return Binary(
+                path=path,
+                sha256=record["sha256"],
+                symbol=record["symbol"],
+                source_id=source.id,
+                toolchain=toolchain.id,
+                seconds=seconds,
+                resources={"code_bytes": record["bytes"]},
+            )
+        except (OSError, ValueError, LookupError, TypeError):
             shutil.rmtree(entry, ignore_errors=True)  # damaged by a crash of the machine: rebuild
             return None
-        if "failure" in record:
-            return BuildFailure(source.id, toolchain.id, record["failure"], seconds)
-        path = entry / _BINARY
-        if not path.is_file() or file_sha256(path) != record["sha256"]:
-            shutil.rmtree(entry, ignore_errors=True)
-            return None
-        return Binary(
-            path=path,
-            sha256=record["sha256"],
-            symbol=record["symbol"],
-            source_id=source.id,
-            toolchain=toolchain.id,
-            seconds=seconds,
-            resources={"code_bytes": record["bytes"]},
-        )
