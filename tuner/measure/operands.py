@@ -101,7 +101,13 @@ def make_operands(problem: GemmProblem, seed: int, exact: bool) -> Operands:
     if epilogue.scale_alpha_vec:
         memory["scale_alpha_vec"] = rng.choice(powers, problem.m).astype(compute)
     smooth = epilogue.activation in (Activation.NONE, Activation.RELU)
-    return Operands(problem, memory, (exact and smooth) or problem.type.compute.is_integer)
+    exact = exact and smooth and _scales_exactly(problem.alpha) and _scales_exactly(problem.beta)
+    return Operands(problem, memory, exact or problem.type.compute.is_integer)
+
+
+def _scales_exactly(factor: float) -> bool:
+    """Whether products with `factor` have few more digits: 0.1 rounds, in each kernel in its own way."""
+    return abs(factor) <= 8 and float(8 * factor).is_integer()
 
 
 def _integer_limit(problem: GemmProblem, operand: str) -> int:

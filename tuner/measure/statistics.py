@@ -20,8 +20,8 @@ def median_interval(samples: ArrayLike) -> tuple[float, float, float]:
     ordered: NDArray[np.float64] = np.sort(np.asarray(samples, np.float64))
     count = len(ordered)
     reach = _Z95 * math.sqrt(count) / 2
-    low = max(0, math.floor(count / 2 - reach))
-    high = min(count - 1, math.ceil(count / 2 + reach))
+    low = max(0, math.floor((count - 1) / 2 - reach))
+    high = count - 1 - low
     return float(np.median(ordered)), float(ordered[low]), float(ordered[high])
 
 
