@@ -244,9 +244,9 @@ class CpuDevice:
         return self._launcher_library
 
     def load(self, binary: Binary) -> CpuKernel:
-        if file_sha256(binary.path) != binary.sha256:
-            raise LaunchError(f"{binary.path.name} has changed since it was built")
         try:
+            if file_sha256(binary.path) != binary.sha256:
+                raise LaunchError(f"{binary.path.name} has changed since it was built")
             library = ctypes.CDLL(str(binary.path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
             entry = ctypes.cast(library[binary.symbol], ctypes.c_void_p).value
             workspace = library[f"{binary.symbol}_workspace"]
