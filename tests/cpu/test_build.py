@@ -6,8 +6,11 @@ import contextlib
 import ctypes
 import json
 import multiprocessing
+import os
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.synchronize import Barrier
@@ -234,6 +237,26 @@ def test_zig_is_what_is_left_and_may_be_asked_for(
     assert host_toolchain().is_zig
 
 
+def test_a_compiler_that_does_not_work_is_passed_over(compilers: Callable[..., None], tmp_path: Path) -> None:
+    compilers("gcc")
+    (tmp_path / "bin" / "clang").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin" / "clang").chmod(0o755)
+    assert host_toolchain().id == "gcc 1.0"
+
+
+@pytest.mark.parametrize(
+    ("command", "is_zig"), [("zig cc", True), ("ccache zig cc", True), ("ccache cc", False)]
+)
+def test_zig_is_known_by_its_name(
+    compilers: Callable[..., None], monkeypatch: pytest.MonkeyPatch, command: str, is_zig: bool
+) -> None:
+    compilers("zig", "ccache")
+    monkeypatch.setenv("TUNER_CC", command)
+    toolchain = host_toolchain()
+    assert toolchain.is_zig is is_zig
+    assert ("-fno-sanitize=undefined" in toolchain.extra_flags) is is_zig
+
+
 def test_without_a_compiler_the_extra_is_named(
     compilers: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +294,60 @@ def test_a_real_compiler_makes_libraries_and_explains_failures(
     assert isinstance(failure, BuildFailure)
     assert failure.message.startswith("kernel.c:1:")
     assert "nothing" in failure.message
+
+
+SLOW_COMPILER = """\
+import os, pathlib, sys, time
+pathlib.Path("{folder}/compiling").write_text(str(os.getpid()))
+time.sleep({seconds})
+pathlib.Path(sys.argv[sys.argv.index("-o") + 1]).write_text("done")
+"""
+
+
+def slow_compiler(folder: Path, seconds: float) -> HostToolchain:
+    """A driver that leaves the work to another process, as gcc does."""
+    (folder / "proper.py").write_text(SLOW_COMPILER.format(folder=folder, seconds=seconds))
+    driver = folder / "driver"
+    driver.write_text(f'#!/bin/sh\n{sys.executable} -IS {folder}/proper.py "$@"\nexit $?\n')
+    driver.chmod(0o755)
+    return HostToolchain((str(driver),), "slow 1.0")
+
+
+def _build_slowly(folder: Path) -> None:
+    os.setsid()
+    signal.signal(signal.SIGINT, lambda *_: (folder / "interrupted").touch())
+    built(BuildCache(folder), SOURCE, slow_compiler(folder, 1.0))
+
+
+def test_an_interrupt_of_the_sweep_is_no_failed_build(tmp_path: Path) -> None:
+    builder = multiprocessing.get_context("spawn").Process(target=_build_slowly, args=(tmp_path,))
+    builder.start()
+    while not (tmp_path / "compiling").exists():
+        assert builder.is_alive()
+        time.sleep(0.01)
+    assert builder.pid is not None
+    os.killpg(builder.pid, signal.SIGINT)  # what a terminal does on Ctrl-C
+    builder.join(60)
+    assert (tmp_path / "interrupted").exists()
+    assert builder.exitcode == 0
+
+
+def test_a_compiler_that_does_not_end_is_ended_with_all_its_processes(
+    cache: BuildCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.build.host._TIMEOUT_SECONDS", 2)
+    failure = cache.build(SOURCE, BASELINE, slow_compiler(tmp_path, 60.0))
+    assert isinstance(failure, BuildFailure)
+    assert failure.message == "the compiler did not end within 2 s"
+    compiling = int((tmp_path / "compiling").read_text())
+    for _ in range(500):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{compiling}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                time.sleep(0.01)
+                continue
+        break
+    else:
+        pytest.fail("the compiler's process is still there")
 
 
 def test_the_cache_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:

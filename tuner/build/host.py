@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -83,20 +85,25 @@ class HostToolchain:
         Headers are looked up beside the file and among the common headers of the templates.
 
         Raises:
-            ToolchainError: it does not compile.
+            ToolchainError: it does not compile, or the cache cannot be written.
         """
         headers = [*sorted(path.parent.glob("*.h")), *sorted((builtin_root() / "common").glob("*.h"))]
         key = content_hash([self.id, *(file_sha256(p) for p in (path, *headers))])
         folder = cache_root() / "support" / key
         library = folder / f"lib{path.stem}.so"
-        if not library.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            scratch = folder / f"{os.getpid()}.tmp"
-            includes = [f"-I{path.parent}", f"-I{builtin_root() / 'common'}"]
-            flags = (*_COMMON_FLAGS, "-shared", *includes, *self.extra_flags, "-pthread")
-            if message := self.compile_file(path, scratch, flags):
-                raise ToolchainError(f"{self.id} cannot compile {path.name}: {message}")
-            scratch.rename(library)
+        try:
+            if not library.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                scratch = folder / f"{os.getpid()}.tmp"
+                includes = [f"-I{path.parent}", f"-I{builtin_root() / 'common'}"]
+                flags = (*_COMMON_FLAGS, "-shared", *includes, *self.extra_flags, "-pthread")
+                if message := self.compile_file(path, scratch, flags):
+                    raise ToolchainError(f"{self.id} cannot compile {path.name}: {message}")
+                scratch.rename(library)
+        except OSError as error:
+            raise ToolchainError(
+                f"cannot write to {folder}: {error.strerror}; set TUNER_CACHE to another folder"
+            ) from None
         return library
 
     def compile_file(self, path: Path, output: Path, flags: tuple[str, ...]) -> str | None:
@@ -113,18 +120,31 @@ class HostToolchain:
             "LC_ALL": "C",
         }
         try:
-            result = subprocess.run(
-                command, capture_output=True, text=True, env=environment, timeout=_TIMEOUT_SECONDS
+            # In a session of its own, for a Ctrl-C meant for the sweep would pass for a failed build.
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env=environment,
+                start_new_session=True,
             )
-        except subprocess.TimeoutExpired:
-            return f"the compiler did not end within {_TIMEOUT_SECONDS} s"
         except OSError as error:
             raise ToolchainError(f"cannot run {command[0]}: {error.strerror}") from None
-        if result.returncode == 0:
+        with process:
+            try:
+                _, errors = process.communicate(timeout=_TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                return f"the compiler did not end within {_TIMEOUT_SECONDS} s"
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)  # the compiler proper is a child of the driver
+        if process.returncode == 0:
             return None
-        lines = [line for line in result.stderr.splitlines() if "error" in line]
-        message = "\n".join((lines or result.stderr.splitlines())[:5])
-        return message.replace(f"{inputs[0].parent}{os.sep}", "") or f"exit code {result.returncode}"
+        lines = [line for line in errors.splitlines() if "error" in line]
+        message = "\n".join((lines or errors.splitlines())[:5])
+        return message.replace(f"{inputs[0].parent}{os.sep}", "") or f"exit code {process.returncode}"
 
 
 @lru_cache(maxsize=1)
@@ -141,7 +161,8 @@ def host_toolchain() -> HostToolchain:
         return _probe(tuple(chosen.split()))
     for name in () if chosen else ("clang", "gcc", "cc"):
         if path := shutil.which(name):
-            return _probe((path,))
+            with contextlib.suppress(ToolchainError):  # the next one may work
+                return _probe((path,))
     if (zig := _ziglang()) is not None:
         return _probe((str(zig), "cc"))
     raise ToolchainError(
@@ -170,10 +191,10 @@ def _probe(command: tuple[str, ...]) -> HostToolchain:
             f"`{' '.join(command)} --version` does not work; set CC to a working C compiler, or "
             "unset it and pip install 'wavetune[toolchain]'"
         )
-    if command[-1] == "cc" and len(command) == 2:
+    if command[-1] == "cc" and any("zig" in Path(part).name for part in command):
         # zig links its undefined-behaviour sanitizer unless told not to; the version is zig's own,
         # since two releases may carry the same clang with different defaults.
-        zig = subprocess.run([command[0], "version"], capture_output=True, text=True).stdout.strip()
+        zig = subprocess.run([*command[:-1], "version"], capture_output=True, text=True).stdout.strip()
         extra = ("-fno-sanitize=undefined", "-mprefer-vector-width=512")
         return HostToolchain(command, f"zig {zig} ({first})", extra)
     wide = ("-mprefer-vector-width=512",) if os.uname().machine == "x86_64" else ()
