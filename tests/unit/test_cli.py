@@ -42,7 +42,7 @@ def test_each_option_has_help(command: str) -> None:
         (["tunne"], "No such command"),
         (["tune"], "Missing argument"),
         (["tune", "none.yaml"], "none.yaml:1:1: file: does not exist"),
-        (["tune", "bad.yaml"], "bad.yaml:2:5: gemms[0].dtyp: is not a key of a GEMM"),
+        (["tune", "bad.yaml"], "bad.yaml:2:5: gemms[0].dtyp: is not a key here"),
         (["tune", "good.yaml", "--threads", "0"], "--threads"),
         (["tune", "good.yaml", "--template", "nope"], "there is no template nope"),
         (["tune", "good.yaml", "--db", "."], "."),
