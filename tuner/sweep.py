@@ -30,6 +30,7 @@ from tuner.measure import (
     Supervisor,
     WorkerLost,
     median_interval,
+    needed_bytes,
     paired_ratio_interval,
 )
 from tuner.problem import GemmProblem, Spec
@@ -311,10 +312,10 @@ class _Task:
         Returns it with the trials that began and never ended: their number of attempts by row.
         """
         device = self._tools.device
-        if 3 * self.problem.min_bytes > device.memory_bytes:
-            needed, there = 3 * self.problem.min_bytes / 2**30, device.memory_bytes / 2**30
+        needed, there = needed_bytes(self.problem), device.memory_bytes
+        if needed > there:
             raise _Unsuitable(
-                f"its operands need about {needed:.1f} GiB, but only {there:.1f} GiB may be used"
+                f"it needs about {needed / 2**30:.1f} GiB, but only {there / 2**30:.1f} GiB may be used"
             )
         spaces = self._tools.spaces(self.problem)
         if not spaces:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from tuner.errors import SpecError
+from tuner.measure.operands import Operands, matrices, reference
 from tuner.problem import (
     Activation,
     DType,
@@ -360,7 +362,7 @@ def test_aliases_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None
     for last, name in zip("abcdefgh", "bcdefghi", strict=True):
         lines.append(f"{name}: &{name} [{', '.join([f'*{last}'] * 8)}]")
     assert errors("\n".join(lines)) == [
-        "s.yaml:4:4: d: aliases expand to more than 1,000 values; use fewer of them"
+        "s.yaml:4:4: d: brings the file to more than 1,000 values, aliases written out; use fewer"
     ]
 
 
@@ -456,6 +458,41 @@ def test_a_row_major_product_is_the_column_major_one_with_operands_swapped() -> 
     assert (problem.m, problem.n, problem.k) == (1024, 8, 512)
     assert (problem.type.trans_a, problem.type.trans_b) == (Transpose.N, Transpose.N)
     assert (problem.lda, problem.ldb, problem.ldd) == (1024, 512, 1024)
+
+
+@given(
+    st.sampled_from(["NN", "NT", "TN", "TT"]),
+    *[st.integers(1, 5)] * 4,
+    st.lists(st.integers(0, 2), min_size=4, max_size=4),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_row_major_spec_is_what_numpy_computes(
+    trans: str, m: int, n: int, k: int, batch: int, pad: list[int], bias: bool
+) -> None:
+    """Row-major arrays, laid out and multiplied by NumPy, against the problem that the spec makes of them."""
+    rng = np.random.default_rng(1)
+
+    def array(rows: int, columns: int, padding: int) -> np.ndarray:
+        whole = rng.integers(-8, 9, (batch, rows, columns + padding)).astype(np.float32)
+        return whole[:, :, :columns]
+
+    a = array(*((m, k) if trans[0] == "N" else (k, m)), pad[0])
+    b = array(*((k, n) if trans[1] == "N" else (n, k)), pad[1])
+    c, d = array(m, n, pad[2]), array(m, n, pad[3])
+    x, w = (a if trans[0] == "N" else a.swapaxes(1, 2)), (b if trans[1] == "N" else b.swapaxes(1, 2))
+    vector = rng.integers(-8, 9, n).astype(np.float32)
+    d[...] = np.maximum(2 * (x @ w) + 3 * c + (vector if bias else 0), 0)
+
+    lds = ", ".join(f"ld{name}: {v.strides[1] // 4}" for name, v in zip("abcd", (a, b, c, d), strict=True))
+    problem = one(
+        f"layout: row, trans: {trans}, alpha: 2, beta: 3, epilogue: {{bias: {json.dumps(bias)}, activation: "
+        f"relu}}, sizes: [{{m: {m}, n: {n}, k: {k}, batch_count: {batch}, {lds}}}]"
+    )
+    # The row-major A is the operand B of the column-major problem, and the other way round.
+    memory = {"a": b.base.reshape(-1), "b": a.base.reshape(-1), "c": c.base.reshape(-1)}
+    result = reference(Operands(problem, memory | ({"bias": vector} if bias else {}), exact=True)).values
+    assert np.array_equal(result, matrices(problem, "d", d.base.reshape(-1)))
 
 
 def test_everything_of_a_row_major_operand_moves_with_it() -> None:

@@ -1,5 +1,6 @@
 """Validation and timing of candidates, each in a worker process."""
 
+from tuner.measure.operands import needed_bytes
 from tuner.measure.statistics import median_interval, paired_ratio_interval
 from tuner.measure.supervisor import Supervisor, WorkerLost
 from tuner.measure.types import Measurement, Outcome, Protocol, Provenance
@@ -12,5 +13,6 @@ __all__ = [
     "Supervisor",
     "WorkerLost",
     "median_interval",
+    "needed_bytes",
     "paired_ratio_interval",
 ]

@@ -51,6 +51,14 @@ def dtype_of(problem: GemmProblem, operand: str) -> DType:
     return kind.compute
 
 
+def needed_bytes(problem: GemmProblem) -> int:
+    """Bytes that validation and timing take, roughly, on the host and on the device together.
+
+    That is two sets of operands, padding included, in both places, and the reference in float64.
+    """
+    return 8 * sum(extent(problem, x) * dtype_of(problem, x).nbytes for x in "abcd")
+
+
 @dataclass(frozen=True)
 class Operands:
     """One set of input values: the memory of each operand, padding included.

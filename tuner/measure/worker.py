@@ -19,8 +19,9 @@ from typing import Any
 
 from tuner.build import Binary
 from tuner.device import Device, Kernel, LaunchError, open_device
-from tuner.errors import TunerError
+from tuner.errors import DeviceError, TunerError
 from tuner.measure.benchmark import Benchmark
+from tuner.measure.operands import needed_bytes
 from tuner.measure.statistics import median_interval
 from tuner.measure.types import Measurement, Outcome, Protocol
 from tuner.measure.validate import Validator
@@ -45,6 +46,12 @@ class Worker:
                 resident.free()
         self._validator = self._benchmark = None
         gemm = GemmProblem.from_dict(problem)
+        needed, there = needed_bytes(gemm), self.device.memory_bytes
+        if needed > there:
+            raise DeviceError(
+                f"{gemm.name} needs about {needed / 2**30:.1f} GiB, but only {there / 2**30:.1f} GiB may be "
+                "used; make it smaller"
+            )
         self._validator = Validator(self.device, gemm)
         self._benchmark = Benchmark(self.device, gemm, Protocol(**protocol))
         return time.perf_counter() - start
@@ -132,6 +139,10 @@ def serve(connection: Connection, device_kind: str, threads: int | None) -> None
             reply = {"result": operations[request.pop("op")](**request)}
         except TunerError as error:
             reply = {"error": str(error)}
+        except MemoryError:
+            reply = {
+                "error": "the machine has run out of memory; end other programs, or make problems smaller"
+            }
         except Exception:
             reply = {"bug": traceback.format_exc()}
         connection.send_bytes(json.dumps(reply).encode())

@@ -151,7 +151,7 @@ class _Reader:
         self.values += 1
         document.at[path] = node.start_mark.line + 1, node.start_mark.column + 1
         if self.values > MAX_VALUES:
-            rule = f"aliases expand to more than {MAX_VALUES:,} values; use fewer of them"
+            rule = f"brings the file to more than {MAX_VALUES:,} values, aliases written out; use fewer"
             document.error(path[:1], rule)
             document.check()
         if any(node is parent for parent in self.open):
