@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -73,6 +75,16 @@ class TestCpu(DeviceContract):
         "underrun": ABI + "#define PLACE ((float *)args->d - 1)" + STRAY,
         "scribble": ABI + "#define PLACE (args->a)" + STRAY,
     }
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+    def test_what_is_unloaded_leaves_the_memory(self, device: CpuDevice, tmp_path: Path) -> None:
+        path = tmp_path / "kernel.bin"
+        built = self.binary(device, "product")
+        shutil.copy(built.path, path)
+        kernel = device.load(replace(built, path=path))
+        assert str(path) in Path("/proc/self/maps").read_text()
+        device.unload(kernel)
+        assert str(path) not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize("threads", range(1, 9))

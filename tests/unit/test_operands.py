@@ -67,6 +67,11 @@ def test_all_but_the_operands_themselves_is_poison(dtype: DType) -> None:
             assert dtype is DType.I8 or not poison[inside].any()
 
 
+def test_bytes_reach_both_of_their_ends() -> None:
+    memory = make_operands(GemmProblem.create(I8, 100, 100, 100), 1, exact=True).memory
+    assert [(memory[x].min(), memory[x].max()) for x in "ab"] == [(-128, 127)] * 2
+
+
 def test_operands_are_a_function_of_the_seed() -> None:
     problem = GemmProblem.create(ProblemType(), 8, 8, 8, beta=1.0)
     a, b, c = (make_operands(problem, seed, exact=False).memory for seed in (1, 1, 2))

@@ -147,6 +147,17 @@ def test_the_hash_covers_all_that_rendering_reads(write: Write, tmp_path: Path) 
     assert load_template(folder).hash == hashes[-1]
 
 
+def test_the_hash_covers_the_common_files_of_wavetune(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write()
+    monkeypatch.setattr("tuner.generate.template.builtin_root", lambda: tmp_path / "builtin")
+    before = load_template(folder).hash
+    (tmp_path / "builtin" / "common").mkdir(parents=True)
+    (tmp_path / "builtin" / "common" / "types.j2").write_text("/* changed */")
+    assert load_template(folder).hash != before
+
+
 def test_a_candidate_is_named_by_its_values(write: Write) -> None:
     parameters = {
         "tile": {"values": [1, 2], "short": "t", "doc": ""},

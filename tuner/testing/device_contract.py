@@ -15,6 +15,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -237,7 +238,9 @@ class DeviceContract:
             (2, 3, 5, {0, 1, 2, 3}),
         ):
             _clear(arena)
+            start = time.perf_counter_ns()
             times = device.time(product.kernel, ring, workspace, first, samples, group)
+            assert times.sum() * group <= time.perf_counter_ns() - start  # of one launch, not of a group
             assert times.shape == (samples,)
             assert times.dtype == np.float64
             assert (np.isfinite(times) & (times > 0)).all()
