@@ -159,6 +159,24 @@ def test_features_are_numbers_and_estimates_see_words() -> None:
     assert space.estimate_ns[row] == 7 / 4 * 10 + 1
 
 
+@pytest.mark.parametrize(
+    ("estimate_ns", "value"),
+    [("a - 1", "0"), ("1 / (a - 1)", "inf"), ("log2(0 - a)", "nan"), ("dtype_a", "f32")],
+)
+def test_an_estimate_is_a_time(estimate_ns: str, value: str) -> None:
+    space = enumerate_space(template({"a": (1, 2)}, estimate_ns=estimate_ns))
+    with pytest.raises(
+        TemplateError, match=rf"^plain: estimate_ns must be a number above 0, but is {value} "
+    ):
+        _ = space.estimate_ns
+
+
+def test_a_feature_is_finite() -> None:
+    space = enumerate_space(template({"a": (1, 2)}, features={"f": "log2(a - 1)"}))
+    with pytest.raises(TemplateError, match=r"^plain: f must be a finite number, but is -inf for"):
+        _ = space.features
+
+
 def test_a_part_of_a_space_keeps_its_values() -> None:
     space = enumerate_space(template({"a": (1, 2, 3), "b": (4, 5)}, derived={"d": "a * b"}, estimate_ns="d"))
     part = space.take([4, 1])
@@ -181,6 +199,14 @@ def test_a_space_that_would_fill_the_memory_is_refused() -> None:
     wide = {name: tuple(range(1000)) for name in "abc"}
     with pytest.raises(TemplateError, match="1,000,000,000 combinations after c are more than 20,000,000"):
         enumerate_space(template(wide))
+
+
+def test_combinations_can_be_numbered() -> None:
+    with pytest.raises(TemplateError, match=r"^plain: more than 2\^63 combinations; use fewer"):
+        enumerate_space(template({f"p{i}": tuple(range(8)) for i in range(21)}))
+    largest = {f"p{i}": tuple(range(8)) for i in range(20)}
+    space = enumerate_space(template(largest, legal=tuple(f"p{i} == 7" for i in range(20))))
+    assert space.row(dict.fromkeys(largest, 7)) == 0
 
 
 def test_what_a_rule_forbids_is_not_expanded() -> None:

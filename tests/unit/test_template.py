@@ -92,6 +92,8 @@ def test_a_template_is_what_it_declares(write: Write) -> None:
         ({"derived": {"tile": 1}}, "the name tile is taken"),
         ({"derived": {"beta": 1}}, "the name beta is taken"),
         ({"derived": {"x": 1}, "features": {"x": 2}}, "the name x is taken"),
+        ({"derived": {"x": "y", "y": "tile"}}, "x uses y, which must come before it; move it up"),
+        ({"features": {"x": "x + 1"}}, "x uses x, which must come before it"),
         ({"derived": {"x": "tile.real"}}, "derived.x: `tile.real`: `tile.real` is not allowed"),
         ({"estimate_ns": "1 +"}, "estimate_ns: `1 +` is not an expression"),
         ({"supports": [{"rule": "f()", "reason": ""}]}, "supports[0].rule: `f()`"),
@@ -170,6 +172,7 @@ def test_a_candidate_is_named_by_its_values(write: Write) -> None:
     assert candidate.values == {"tile": 2, "order": "n", "pack": False}
     assert candidate.id != template.candidate({"pack": True, "order": "n", "tile": 2}).id
     assert type(candidate).from_dict(candidate.to_dict()) == candidate
+    assert template.candidate({"pack": 0, "order": "n", "tile": 2}).values["pack"] is False
 
 
 def test_templates_are_found_in_the_folders_of_the_user_first(

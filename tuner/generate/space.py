@@ -63,6 +63,10 @@ class Space:
         pending = list(template.constraints)
         removed: dict[int, int] = {}
         raw_size = math.prod(len(p.values) for p in template.parameters)
+        if raw_size >= 2**63:
+            raise TemplateError(
+                f"{template.name}: more than 2^63 combinations; use fewer parameters or values"
+            )
         remaining = raw_size
         names: list[str] = []  # the entries of `columns` that are arrays of one value per row
 
@@ -185,14 +189,32 @@ class Space:
                 if index >= len(self.template.parameters):
                     continue
                 column = self.codes[:, index]
-            features[name] = np.asarray(column, np.float64)
+            features[name] = self._numbers(name, column)
         return features
 
     @cached_property
     def estimate_ns(self) -> NDArray[np.float64]:
         """The template's analytic time estimate in nanoseconds, shape (candidates,)."""
-        estimate = self.template.estimate_ns({**self.features, **self._columns})
-        return np.broadcast_to(np.asarray(estimate, np.float64), (len(self),))
+        estimate = self._numbers(
+            "estimate_ns", self.template.estimate_ns({**self.features, **self._columns}), above=0.0
+        )
+        return np.broadcast_to(estimate, (len(self),))
+
+    def _numbers(self, name: str, values: Any, above: float = -np.inf) -> NDArray[np.float64]:
+        """The values as numbers that a cost model can take.
+
+        Raises:
+            TemplateError: one of them is a word, is not finite, or is not above the limit.
+        """
+        column = np.asarray(values)
+        fits = column > above if column.dtype.kind in "biuf" else np.zeros(column.shape, np.bool_)
+        if not (fits := fits & (column != np.inf)).all():
+            wrong = column[~fits].flat[0]
+            rule = "a finite number" if above < 0 else "a number above 0"
+            raise TemplateError(
+                f"{self.template.name}: {name} must be {rule}, but is {wrong} for a candidate"
+            )
+        return column.astype(np.float64)
 
     def _find(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows that have these codes, without those that no row has."""

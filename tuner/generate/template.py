@@ -123,7 +123,8 @@ class Template:
             if value not in parameter.values:
                 listed = ", ".join(map(str, parameter.values))
                 raise TemplateError(f"{self.name}: {parameter.name} is one of {listed}, not {value}")
-            chosen.append((parameter.name, value))
+            # The listed value, since True equals 1 but does not render as it does.
+            chosen.append((parameter.name, parameter.values[parameter.values.index(value)]))
         codes = [f"{p.short}{int(v) if isinstance(v, bool) else v}"
                  for p, (_, v) in zip(self.parameters, chosen, strict=True)]  # fmt: skip
         return Candidate(self.name, self.hash, tuple(chosen), "_".join([self.name, *codes]))
@@ -243,6 +244,10 @@ def _load(folder: Path, hash: str) -> Template:
     taken = [name for i, name in enumerate(names) if name in _RESERVED or name in names[:i]]
     if taken:
         raise TemplateError(f"{path}: the name {taken[0]} is taken; choose another")
+    for group in (template.derived, template.features):
+        for i, (name, expression) in enumerate(group):
+            if later := sorted(expression.names & {n for n, _ in group[i:]}):
+                raise TemplateError(f"{path}: {name} uses {later[0]}, which must come before it; move it up")
     for parameter in template.parameters:
         if len(set(parameter.values)) < len(parameter.values):
             raise TemplateError(f"{path}: parameters.{parameter.name}: a value is listed twice")
