@@ -139,6 +139,22 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         cache.build(SOURCE, BASELINE, Copier())
 
 
+class _Full(Copier):
+    """Writes to a disk without space."""
+
+    def compile(self, source: KernelSource, target: Target, folder: Path) -> str | None:
+        (folder / "kernel.bin").symlink_to("/dev/full")
+        return super().compile(source, target, folder)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told_and_leaves_nothing_behind(cache: BuildCache) -> None:
+    with pytest.raises(ToolchainError, match=r"No space left on device; free some space or set TUNER_CACHE"):
+        cache.build(SOURCE, BASELINE, _Full())
+    assert list(cache.root.glob("*/*")) == []
+    assert built(cache, SOURCE, Copier()).path.read_text() == SOURCE.text
+
+
 def test_many_builds_keep_their_order(cache: BuildCache) -> None:
     sources = [replace(SOURCE, text=f"{'fail' if i % 3 == 0 else 'good'} {i}") for i in range(20)]
     results = cache.build_many(sources, BASELINE, Copier(), jobs=4)
