@@ -40,8 +40,8 @@ def main() -> None:
         (folder / "spec.yaml").write_text(SPEC)
 
         def start(database: Path) -> subprocess.Popen[bytes]:
-            command = [sys.executable, "-m", "tuner", "tune", str(folder / "spec.yaml"), "--db", str(database)]
-            command += ["--strategy", "random", "--trials", str(options.trials)]
+            command = [sys.executable, "-m", "tuner", "tune", str(folder / "spec.yaml")]
+            command += ["--db", str(database), "--strategy", "random", "--trials", str(options.trials)]
             return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
         assert start(folder / "calm.db").wait() == 0
@@ -82,7 +82,7 @@ def done(database: Path) -> set[tuple[str, str]]:
 
 def integrity(database: Path) -> bool:
     with sqlite3.connect(database) as connection:
-        return [("ok",)] == connection.execute("pragma integrity_check").fetchall()
+        return connection.execute("pragma integrity_check").fetchall() == [("ok",)]
 
 
 if __name__ == "__main__":

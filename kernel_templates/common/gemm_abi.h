@@ -25,7 +25,9 @@ typedef struct tuner_gemm_args {
     int64_t workspace_bytes;
 } tuner_gemm_args;
 
-/* Threads that run one kernel together. `barrier` returns once all `size` ranks have called it. */
+/* Threads that run one kernel together. `barrier` returns once all `size` ranks have called it; nowhere else
+ * may a rank wait for another, because validation runs them one at a time between barriers.
+ */
 typedef struct tuner_team {
     int size;
     void (*barrier)(struct tuner_team *team, int rank);

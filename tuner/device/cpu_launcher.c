@@ -61,44 +61,49 @@ EXPORT void launcher_run(host_team *team, tuner_gemm_kernel *kernel, const tuner
     host_team_run(team, kernel, args);
 }
 
-/* A team whose ranks start, and pass barriers, at different times: a kernel in which ranks race is right
- * by luck if they march in step. Odd values of `stagger` let rank 0 come last, even ones first; at
- * barriers the order changes each time.
+/* A team whose ranks run one at a time from barrier to barrier: a kernel in which ranks race is right by
+ * luck if they march in step. Odd values of `stagger` let rank 0 come last, even ones first; each barrier
+ * turns the order round.
  */
 typedef struct staggered_team {
     tuner_team base;
     host_team *team;
     tuner_gemm_kernel *kernel;
-    int stagger;
+    unsigned stagger;
+    atomic_uint turn; /* turns ended, in all phases */
 } staggered_team;
 
 static staggered_team staggered;
-static _Thread_local unsigned barriers_passed;
+static _Thread_local unsigned staggered_phase;
 
-static void linger(int rank, unsigned step) {
-    const double span_ns = 60e3;
-    int last = staggered.base.size - 1;
-    int place = ((unsigned)staggered.stagger + step) % 2 ? last - rank : rank;
-    double until = now_ns() + (last ? span_ns * place / last : 0);
-    while (now_ns() < until) TUNER_PAUSE();
+static void staggered_await_turn(int rank) {
+    unsigned size = (unsigned)staggered.base.size, place = (unsigned)rank, spins = 0;
+    if ((staggered.stagger + staggered_phase) % 2) place = size - 1 - place;
+    while (atomic_load(&staggered.turn) != staggered_phase * size + place) host_team_relax(&spins);
 }
 
 static void staggered_barrier(tuner_team *base, int rank) {
     (void)base;
-    linger(rank, ++barriers_passed);
-    host_team_barrier(&staggered.team->base, rank);
+    atomic_fetch_add(&staggered.turn, 1);
+    staggered_phase++;
+    staggered_await_turn(rank); /* the first turn of a phase comes when all ranks have ended the last */
 }
 
 static void staggered_kernel(const tuner_gemm_args *args, tuner_team *team, int rank) {
     (void)team;
-    barriers_passed = 0;
-    linger(rank, 0);
+    staggered_phase = 0;
+    staggered_await_turn(rank);
     staggered.kernel(args, &staggered.base, rank);
+    atomic_fetch_add(&staggered.turn, 1);
 }
 
 EXPORT void launcher_run_staggered(host_team *team, tuner_gemm_kernel *kernel, const tuner_gemm_args *args,
                                    int stagger) {
-    staggered = (staggered_team){{team->base.size, staggered_barrier}, team, kernel, stagger};
+    staggered.base = (tuner_team){team->base.size, staggered_barrier};
+    staggered.team = team;
+    staggered.kernel = kernel;
+    staggered.stagger = (unsigned)stagger;
+    atomic_store(&staggered.turn, 0);
     host_team_run(team, staggered_kernel, args);
 }
 

@@ -163,8 +163,9 @@ class Device(Protocol):
     def launch(self, kernel: Kernel, call: GemmCall, stagger: int = 0) -> None:
         """Run the kernel once and wait for it. Raises `LaunchError`.
 
-        Other values of `stagger` than 0 delay the threads of a team differently, which brings races to
-        light, on a device that leaves their order to us.
+        With other values of `stagger` than 0 the threads of a team run one at a time between barriers, in
+        an order that odd and even values reverse, which brings races to light. GPUs, which leave no such
+        choice, ignore it.
         """
         ...
 

@@ -168,7 +168,7 @@ class DeviceContract:
         assert all(buffer.guards_intact() for buffer in product.buffers.values())
 
     @pytest.mark.parametrize("stagger", [1, 2])
-    def test_delays_change_no_result(self, product: Run, stagger: int) -> None:
+    def test_the_order_of_threads_changes_no_result(self, product: Run, stagger: int) -> None:
         addresses = {name: product.buffers[name].address for name in "abd"}
         workspace = product.buffers["workspace"].address
         call = GemmCall(PROBLEM, addresses | {"c": 0}, workspace, product.workspace_bytes)
