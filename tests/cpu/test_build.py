@@ -366,6 +366,21 @@ def test_a_compiler_that_does_not_end_is_ended_with_all_its_processes(
         pytest.fail("the compiler's process is still there")
 
 
+@pytest.mark.parametrize(
+    "ending", ["kill -9 $$", "echo 'fatal error: Killed signal terminated program cc1' >&2; exit 1"]
+)
+def test_a_compiler_that_was_stopped_is_asked_again(cache: BuildCache, tmp_path: Path, ending: str) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\n{ending}\n")
+    compiler.chmod(0o755)
+    toolchain = HostToolchain((str(compiler),), "compiler 1.0")
+    failure = cache.build(SOURCE, BASELINE, toolchain)
+    assert isinstance(failure, BuildFailure)
+    assert failure.message.startswith("the compiler was stopped: ")
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done; echo built > "$2"\n')
+    assert built(cache, SOURCE, toolchain).path.read_text() == "built\n"
+
+
 def test_the_cache_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.delenv("TUNER_CACHE", raising=False)

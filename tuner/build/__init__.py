@@ -2,7 +2,7 @@
 
 from tuner.build.cache import BuildCache, cache_root
 from tuner.build.host import HostToolchain, host_toolchain
-from tuner.build.types import Binary, BuildFailure, Toolchain
+from tuner.build.types import Binary, BuildFailure, Toolchain, Unfinished
 
 __all__ = [
     "Binary",
@@ -10,6 +10,7 @@ __all__ = [
     "BuildFailure",
     "HostToolchain",
     "Toolchain",
+    "Unfinished",
     "cache_root",
     "host_toolchain",
 ]

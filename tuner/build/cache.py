@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tuner.build.types import Binary, BuildFailure, Toolchain
+from tuner.build.types import Binary, BuildFailure, Toolchain, Unfinished
 from tuner.errors import ToolchainError
 from tuner.generate import KernelSource, Target
 from tuner.identity import content_hash, file_sha256
@@ -72,6 +72,8 @@ class BuildCache:
                     scratch.rename(entry)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
+        except Unfinished as error:
+            return BuildFailure(source.id, toolchain.id, str(error), time.perf_counter() - start)
         except OSError as error:
             raise ToolchainError(
                 f"cannot write to the build cache {self.root}: {error.strerror}; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,12 +15,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from tuner.build.cache import cache_root
+from tuner.build.types import Unfinished
 from tuner.errors import ToolchainError
 from tuner.generate import KernelSource, Target
 from tuner.generate.template import builtin_root
 from tuner.identity import content_hash, file_sha256
 
 _TIMEOUT_SECONDS = 60
+_STOPPED = re.compile(r"\bkilled\b|no space left|out of memory|cannot allocate memory", re.IGNORECASE)
 _COMMON_FLAGS = (
     "-std=gnu11",
     "-O3",
@@ -97,7 +100,11 @@ class HostToolchain:
                 scratch = folder / f"{os.getpid()}.tmp"
                 includes = [f"-I{path.parent}", f"-I{builtin_root() / 'common'}"]
                 flags = (*_COMMON_FLAGS, "-shared", *includes, *self.extra_flags, "-pthread")
-                if message := self.compile_file(path, scratch, flags):
+                try:
+                    message = self.compile_file(path, scratch, flags)
+                except Unfinished as error:
+                    message = str(error)
+                if message:
                     raise ToolchainError(f"{self.id} cannot compile {path.name}: {message}")
                 scratch.rename(library)
         except OSError as error:
@@ -111,7 +118,11 @@ class HostToolchain:
         return self.link([path], output, flags)
 
     def link(self, inputs: Sequence[Path], output: Path, flags: tuple[str, ...]) -> str | None:
-        """Compile and link C files and objects into one output; return None or the first errors."""
+        """Compile and link C files and objects into one output; return None or the first errors.
+
+        Raises:
+            Unfinished: the compiler was stopped before it could judge them.
+        """
         command = [*self.command, *flags, "-o", str(output), *map(str, inputs), "-lm"]
         environment = {
             **os.environ,
@@ -136,7 +147,7 @@ class HostToolchain:
             try:
                 _, errors = process.communicate(timeout=_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
-                return f"the compiler did not end within {_TIMEOUT_SECONDS} s"
+                raise Unfinished(f"the compiler did not end within {_TIMEOUT_SECONDS} s") from None
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)  # the compiler proper is a child of the driver
@@ -144,7 +155,10 @@ class HostToolchain:
             return None
         lines = [line for line in errors.splitlines() if "error" in line]
         message = "\n".join((lines or errors.splitlines())[:5])
-        return message.replace(f"{inputs[0].parent}{os.sep}", "") or f"exit code {process.returncode}"
+        message = message.replace(f"{inputs[0].parent}{os.sep}", "") or f"exit code {process.returncode}"
+        if process.returncode < 0 or _STOPPED.search(errors):
+            raise Unfinished(f"the compiler was stopped: {message}")
+        return message
 
 
 @lru_cache(maxsize=1)

@@ -36,6 +36,13 @@ class BuildFailure:
     seconds: float
 
 
+class Unfinished(Exception):
+    """A compiler that was stopped from outside: by a deadline, the system, or a full disk.
+
+    It says nothing about the source, so the build cache does not remember it as a failure.
+    """
+
+
 class Toolchain(Protocol):
     """A compiler for one kind of target.
 
@@ -52,5 +59,9 @@ class Toolchain(Protocol):
         ...
 
     def compile(self, source: KernelSource, target: Target, folder: Path) -> str | None:
-        """Write `kernel.bin` into `folder`; return None, or the compiler's message on failure."""
+        """Write `kernel.bin` into `folder`; return None, or the compiler's message on failure.
+
+        Raises:
+            Unfinished: the compiler did not come to a verdict.
+        """
         ...

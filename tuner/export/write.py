@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import tuner
-from tuner.build import Binary, BuildCache, BuildFailure, HostToolchain
+from tuner.build import Binary, BuildCache, BuildFailure, HostToolchain, Unfinished
 from tuner.errors import LibraryError
 from tuner.export import manifest as manifests
 from tuner.export.table import Entry, Table, type_code
@@ -126,7 +126,10 @@ class _Writer:
             ]
         )
         self._describe(records, table, build, id)
-        self._link(binaries)
+        try:
+            self._link(binaries)
+        except Unfinished as error:
+            raise LibraryError(f"{error}; export again") from None
         files = {
             path.relative_to(self.folder).as_posix(): manifests.FileRecord(
                 bytes=path.stat().st_size, sha256=file_sha256(path)
