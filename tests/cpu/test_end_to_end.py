@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -17,7 +18,9 @@ import numpy as np
 import pytest
 
 import tuner
+from tuner.build import host_toolchain
 
+ROOT = Path(__file__).parents[2]
 SPEC = """
 gemms:
   - {dtype: f32, layout: row, sizes: [{m: 48, n: 56, k: 64, weight: 3}, [4, 96, 128]]}
@@ -123,6 +126,27 @@ def test_the_exported_library_computes_what_numpy_does(tuned: Desk) -> None:
     _, errors = refused.communicate(timeout=60)
     assert refused.returncode == 2
     assert errors.startswith("tuner: ")
+
+
+def test_the_programs_of_the_readme_run(tmp_path: Path, cache: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    (python,) = re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S)
+    (c,) = re.findall(r"^```c\n(.*?)^```", readme, re.M | re.S)
+    assert len(python.splitlines()) == 5
+    assert len(c.splitlines()) <= 20
+    desk = Desk(tmp_path, cache)
+    desk.run("tune", str(ROOT / "problem_specs" / "quickstart.yaml"), "--trials", "2")
+    desk.run("export", "tuned")
+    command = [sys.executable, "-c", python]
+    output = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert float(output) < 1e-3
+    (tmp_path / "program.c").write_text(c)
+    flags = ["-Ituned/include", "-Ltuned/lib", "-lwavetune", f"-Wl,-rpath,{tmp_path}/tuned/lib"]
+    compiler = [*host_toolchain().command, "program.c", *flags, "-o", "program"]
+    subprocess.run(compiler, cwd=tmp_path, env=desk.environment, check=True)
+    output = subprocess.run(["./program"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    expected = sum((512 * p % 7) * (p % 5) for p in range(512))
+    assert output.startswith(f"success: D[0] = {expected} by gemm_cpu")
 
 
 def test_the_same_command_again_measures_nothing(tuned: Desk) -> None:
